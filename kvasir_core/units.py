@@ -1,0 +1,18 @@
+"""The few scalar types everything else is spelled in."""
+
+from typing import NewType
+
+Nanos = NewType("Nanos", int)
+"""Integer nanoseconds on the shell's monotonic clock."""
+
+RequestId = NewType("RequestId", int)
+MicroBatchId = NewType("MicroBatchId", int)
+Epoch = NewType("Epoch", int)
+"""Counts the ring's rebirths: frames of an older epoch are dropped by whoever receives them."""
+
+NANOS_PER_SECOND = 1_000_000_000
+
+
+def nanos(seconds: float) -> Nanos:
+    """Seconds to the nearest nanosecond (ties to even, as `round` does)."""
+    return Nanos(round(seconds * NANOS_PER_SECOND))

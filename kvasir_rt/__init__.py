@@ -1,0 +1,1 @@
+"""Real-time shells around `kvasir_core`: stages, bridge, hub, relay, workers."""
