@@ -6,6 +6,7 @@ refuse a larger one before it reads it. A plan has a digest; peers with another 
 
 import hashlib
 from dataclasses import dataclass, fields
+from itertools import pairwise
 
 from kvasir_core.errors import PlanError
 
@@ -116,11 +117,25 @@ class Plan:
         """Bytes of the largest tail result: at most one output row per span."""
         return min(self.micro_batch_width, self.row_width) * RESULT_ROW_BYTES
 
+    def why_never(self, positions: int) -> str:
+        """Why a request of so many positions (prompt + output) can never run; empty if it can."""
+        if positions > self.context:
+            return f"prompt and output need {positions} positions; the context is {self.context}"
+        need = blocks_for(positions, self.kv_block)
+        if need > self.kv_blocks:
+            return f"prompt and output need {need} KV blocks; a stage holds only {self.kv_blocks}"
+        return ""
+
     @property
     def digest(self) -> str:
         """SHA-256 (hex) over every field, the same in every process and run."""
         text = ";".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self))
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def blocks_for(rows: int, block: int) -> int:
+    """Blocks that hold so many rows."""
+    return -(-rows // block)
 
 
 def split_evenly(layers: int, stages: int) -> tuple[tuple[int, int], ...]:
@@ -133,4 +148,4 @@ def split_evenly(layers: int, stages: int) -> tuple[tuple[int, int], ...]:
         raise PlanError(f"{stages} stages cannot each hold one of {layers} layers")
     size, rest = divmod(layers, max(stages, 1))
     edges = [k * size + min(k, rest) for k in range(stages + 1)]
-    return tuple(zip(edges[:-1], edges[1:], strict=True))
+    return tuple(pairwise(edges))

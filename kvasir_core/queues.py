@@ -1,0 +1,206 @@
+"""The head's queues and its KV ledger: who is ready, who waits, who holds which blocks.
+
+KV is accounted in blocks, at the head only; stages mirror it. Every stage holds KV for the same
+tokens, so the scarcest stage rules. Blocks for the whole prompt are taken at admission, so a prompt
+never stops halfway for KV; a decode takes a block when its last one is full.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import NamedTuple
+
+from kvasir_core.microbatch import BindingLimit
+from kvasir_core.plan import Plan, blocks_for
+from kvasir_core.request import Request
+from kvasir_core.units import RequestId
+
+by_order = attrgetter("order")
+is_running = attrgetter("is_running")
+
+Predict = Callable[[int, int, int, int], int]
+"""(decodes, decode_context, chunk_rows, chunk_start) -> longest stage hold in nanoseconds."""
+
+
+class Composition(NamedTuple):
+    """A packer's answer."""
+
+    decodes: int  # So many from the front of `Queues.decodes`.
+    chunks: list[tuple[Request, int]]  # (request, rows), admitted prompts before waiting requests.
+    binding: BindingLimit
+    is_short: bool = False  # A ready decode found no KV block for its row.
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.decodes or self.chunks)
+
+
+class Columns(NamedTuple):
+    """What a composition took, as a micro-batch wants it; `members` owns the spans, in order."""
+
+    members: list[Request]
+    ids: tuple[RequestId, ...]
+    starts: tuple[int, ...]
+    rows: tuple[int, ...]
+    completing: tuple[int, ...]
+    row_count: int
+    decode_context: int
+
+
+@dataclass(slots=True, eq=False)
+class Queues:
+    """Where every live request is. Packers only look; the ring calls the methods that change it."""
+
+    plan: Plan
+    window: int
+    predict: Predict | None
+    blocks_free: int
+    flies_one_chunk: bool  # A prompt is kept out of `prompts` while a chunk of it is in flight.
+    decodes: list[Request] = field(default_factory=list)  # Ready, longest-ready first.
+    prompts: list[Request] = field(default_factory=list)  # Admitted, with rows left to compose.
+    waiting: deque[Request] = field(default_factory=deque)  # Not admitted, in order of arrival.
+    releasing: dict[RequestId, Request] = field(default_factory=dict)  # Their KV is on its way out.
+    open_count: int = 0
+    running: int = 0  # Admitted and unfinished.
+    live_decodes: int = 0  # Past their prompt and unfinished, in flight or not.
+    passed_over: bool = False  # The last composition took no decode although one was ready.
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.decodes or self.prompts or self.waiting)
+
+    @property
+    def is_first_releasing(self) -> bool:
+        """The first waiting request was preempted and its old KV is not yet released."""
+        return bool(self.releasing) and self.waiting[0].id in self.releasing
+
+    def growable(self, count: int) -> int:
+        """How many of the first `count` ready decodes can get the KV row they need now."""
+        free = self.blocks_free
+        if free >= count:
+            return count
+        for index in range(count):
+            if not self.decodes[index].room:
+                if not free:
+                    return index
+                free -= 1
+        return count
+
+    def take(self, composition: Composition) -> Columns:
+        """Take the rows of a composition: they are in flight from now on."""
+        count, chunks = composition.decodes, composition.chunks
+        members = self.decodes[:count]
+        del self.decodes[:count]
+        free, room = self.blocks_free, self.plan.kv_block - 1
+        ids: list[RequestId] = []
+        starts: list[int] = []
+        for request in members:
+            request.in_flight = 1
+            if request.room:
+                request.room -= 1
+            else:
+                request.room = room
+                request.blocks += 1
+                free -= 1
+            ids.append(request.id)
+            starts.append(request.prompt + request.given - 1)
+        self.blocks_free = free
+        context = sum(starts) + count
+        rows = [1] * count
+        completing: tuple[int, ...] = ()
+        if chunks:
+            rows += [rows for _, rows in chunks]
+            completing = self._take_chunks(chunks, ids, starts, members)
+        if self.flies_one_chunk:  # Sarathi: what was left over is sorted by arrival.
+            self.decodes.sort(key=by_order)
+            self.prompts.sort(key=by_order)
+        self.passed_over = not count and bool(self.decodes)
+        self.open_count += 1
+        return Columns(
+            members, tuple(ids), tuple(starts), tuple(rows), completing, sum(rows), context
+        )
+
+    def _take_chunks(
+        self,
+        chunks: list[tuple[Request, int]],
+        ids: list[RequestId],
+        starts: list[int],
+        members: list[Request],
+    ) -> tuple[int, ...]:
+        """Take prompt chunks, admitting those that waited; return indexes that end a prompt."""
+        completing: list[int] = []
+        rest = self.prompts[sum(1 for request, _ in chunks if request.is_running) :]
+        front: list[Request] = []
+        for request, rows in chunks:
+            is_new = not request.is_running
+            if is_new:
+                self._admit(request)
+            ids.append(request.id)
+            starts.append(request.scheduled)
+            request.scheduled += rows
+            request.in_flight += 1
+            if request.scheduled == request.target:
+                completing.append(len(members))
+            elif not self.flies_one_chunk:
+                (rest if is_new else front).append(request)
+            members.append(request)
+        self.prompts = front + rest
+        return tuple(completing)
+
+    def _admit(self, request: Request) -> None:
+        first = self.waiting.popleft()
+        assert first is request, "requests are admitted in order of arrival"
+        block = self.plan.kv_block
+        request.is_running = True
+        request.blocks = blocks_for(request.target, block)
+        request.room = request.blocks * block - request.target
+        self.blocks_free -= request.blocks
+        self.running += 1
+
+    def stop_running(self, request: Request) -> None:
+        """The request ended or lost its place; its blocks are free when its release is back."""
+        self.live_decodes -= request.is_decoding
+        self.running -= 1
+        request.is_running = False
+        self.releasing[request.id] = request
+
+    def unlist(self, request: Request) -> None:
+        """Take a running request out of the ready lists, if it is in one."""
+        if request.is_decoding:
+            if not request.in_flight:
+                self.decodes.remove(request)
+        elif request in self.prompts:
+            self.prompts.remove(request)
+
+    def take_back(self, request: Request) -> int:
+        """Undo a running request's progress, for recomputation; returns the rows lost."""
+        lost = request.rows_computed
+        self.stop_running(request)
+        request.target = request.prompt + request.given
+        request.scheduled = request.returned = request.room = 0
+        return lost
+
+    def released(self, request: RequestId) -> None:
+        """Its release has passed every stage."""
+        entry = self.releasing.pop(request)
+        self.blocks_free += entry.blocks
+        entry.blocks = 0
+
+    def check(self, live: list[Request], flying: list[Request]) -> None:
+        """Assert that every live request is in its one place and every block has one holder."""
+        running = [r for r in live if r.is_running]
+        assert len(running) == self.running
+        assert sum(r.is_decoding for r in running) == self.live_decodes
+        held = sum(r.blocks for r in running) + sum(r.blocks for r in self.releasing.values())
+        assert held + self.blocks_free == self.plan.kv_blocks
+        orders = [r.order for r in self.waiting]
+        assert orders == sorted(orders), "the queue is not in order of arrival"
+        for request in running:
+            listed = (request in self.decodes) + (request in self.prompts)
+            assert flying.count(request) == request.in_flight
+            assert listed <= 1
+            assert listed or request.in_flight, "a running request is nowhere"
+            if request.is_decoding:
+                assert listed != request.in_flight, "two decodes of a request at once"
+            assert request.rows_computed <= request.blocks * self.plan.kv_block

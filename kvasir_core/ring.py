@@ -1,0 +1,402 @@
+"""The ring's head: which rows enter the ring, when, and what comes of what returns.
+
+Theory of operation. Requests wait in order of arrival. Whenever a window place is free the packer
+composes a micro-batch from requests whose next rows can be computed now, and the ring *launches*
+it; its membership is frozen and every stage replays it. When its lap ends the output rows become
+tokens, and those requests are ready again. Prompt chunks follow each other without waiting; a
+decode waits for its token. Ended or preempted requests are *released* by a message that travels
+behind the micro-batches in the ring, and only its return frees their KV blocks here.
+
+Invariants, the cheap ones asserted after every event, all of them by `check`:
+  1. A live request is in one place: waiting, or running; running ones are ready or in flight.
+  2. Blocks: free + held by running + held by releasing = total.
+  3. Spans and rows of a micro-batch never exceed the plan's widths, open ones never the window.
+  4. Offered = waiting + running + ended, by every reason.
+All events go through `handle`: validate first, change after. Absent by design: clocks, chance, I/O,
+token values, stage speeds; those belong to the shells.
+"""
+
+from bisect import insort
+from collections.abc import Callable
+from typing import Any
+
+from kvasir_core.causes import Cause, CauseClock
+from kvasir_core.decisions import (
+    BeginEpoch,
+    Deliver,
+    Finish,
+    Launch,
+    Preempt,
+    Refuse,
+    Release,
+    RingDecision,
+)
+from kvasir_core.errors import IllegalEvent, PlanError
+from kvasir_core.events import (
+    LapEnded,
+    ReleaseEnded,
+    RequestArrived,
+    RequestCancelled,
+    RingEvent,
+    StageLost,
+    StageReady,
+    StageTimesMeasured,
+    TimePassed,
+)
+from kvasir_core.microbatch import BindingLimit, FinishReason, MicroBatch
+from kvasir_core.packers import PACKERS, is_lone
+from kvasir_core.plan import Plan
+from kvasir_core.queues import Composition, Predict, Queues, by_order, is_running
+from kvasir_core.request import Request
+from kvasir_core.statistics import RingStatistics
+from kvasir_core.units import Epoch, MicroBatchId, Nanos, RequestId
+from kvasir_core.window import window_for
+
+Orders = list[RingDecision]
+
+
+class Ring:
+    """The scheduler of one ring. See the module's essay; `handle` is the only way to change it."""
+
+    def __init__(self, plan: Plan, *, predict: Predict | None = None) -> None:
+        """Start an empty ring at time 0.
+
+        Args:
+            plan: The ring's fixed numbers.
+            predict: Longest stage hold (ns) of a micro-batch, for `cohort`'s chunk; never falling
+                with rows.
+
+        Raises:
+            PlanError: The plan names an unknown packer.
+        """
+        if plan.packer not in PACKERS:
+            raise PlanError(f"packer is {plan.packer!r}; it must be one of {sorted(PACKERS)}")
+        self.plan = plan
+        self.now = Nanos(0)
+        self.epoch = Epoch(0)
+        self.causes = CauseClock()
+        self._packer = PACKERS[plan.packer]
+        self._queues = Queues(
+            plan=plan,
+            window=1 if plan.packer == "drained" else plan.window,
+            predict=predict,
+            blocks_free=plan.kv_blocks,
+            flies_one_chunk=plan.packer == "sarathi",
+        )
+        self._requests: dict[RequestId, Request] = {}  # Live ones.
+        self._open: dict[MicroBatchId, tuple[MicroBatch, list[Request]]] = {}
+        self._lost: list[int] = []
+        self._is_kv_short = False  # A ready decode lacks its block and its victim is in flight.
+        self._wait_until: Nanos | None = None  # A lone cohort fills until then.
+        self._offered = 0
+        self._micro_batches = 0
+        self._ended = dict.fromkeys(FinishReason, 0)
+        self._stalls = {BindingLimit.WINDOW: 0, BindingLimit.DEPENDENCY: 0}
+        self._preemptions = 0
+        self._rows_recomputed = 0
+        self._blocks_peak = 0
+        self._in_system_ns = 0
+        self._handlers: dict[type, Callable[[Any], Orders]] = {
+            LapEnded: self._lap_ended,
+            RequestArrived: self._request_arrived,
+            ReleaseEnded: self._release_ended,
+            RequestCancelled: self._request_cancelled,
+            StageTimesMeasured: self._stage_times_measured,
+            StageLost: self._stage_lost,
+            StageReady: self._stage_ready,
+            TimePassed: lambda _: [],
+        }
+
+    def handle(self, event: RingEvent, now: Nanos) -> Orders:
+        """Take in one event; return the orders the shell must carry out, in that order.
+
+        Args:
+            event: What happened.
+            now: When, in nanoseconds of the shell's monotonic clock; never before the last event.
+
+        Raises:
+            IllegalEvent: It cannot have happened now. The state is unchanged.
+        """
+        passed = now - self.now
+        if passed < 0:
+            raise IllegalEvent(f"{event} at {now} ns is before the last event at {self.now} ns")
+        in_system = len(self._requests)
+        orders = self._handlers[type(event)](event)
+        self._in_system_ns += in_system * passed
+        self.now = now
+        self._launch(orders)
+        self._note_cause()
+        queues = self._queues
+        assert 0 <= queues.blocks_free <= self.plan.kv_blocks
+        assert 0 <= queues.live_decodes <= queues.running <= self.plan.running_max
+        assert queues.running + len(queues.waiting) == len(self._requests)
+        assert len(self._open) == queues.open_count <= self.plan.window_max
+        return orders
+
+    def next_wakeup(self) -> Nanos | None:
+        """When to send `TimePassed` at the latest, or None."""
+        return self._wait_until
+
+    @property
+    def open(self) -> list[MicroBatch]:
+        """Micro-batches in the ring, in the head's order."""
+        return [batch for batch, _ in self._open.values()]
+
+    def _request_arrived(self, event: RequestArrived) -> Orders:
+        id_, prompt, output_max = event
+        self._require(id_ not in self._requests and id_ not in self._queues.releasing, event)
+        self._require(prompt >= 1 and output_max >= 1, event)
+        order = self._offered
+        self._offered += 1
+        why = self.plan.why_never(prompt + output_max)
+        if why:
+            self._ended[FinishReason.REFUSED] += 1
+            return [Refuse(id_, why)]
+        request = Request(id=id_, order=order, prompt=prompt, output_max=output_max, target=prompt)
+        self._requests[id_] = request
+        self._queues.waiting.append(request)
+        return []
+
+    def _lap_ended(self, event: LapEnded) -> Orders:
+        id_, epoch, stopped = event
+        if epoch < self.epoch:
+            return []  # A late frame of an epoch that is over.
+        flight = self._open.get(id_)
+        self._require(flight is not None and epoch == self.epoch, event)
+        assert flight is not None
+        batch, members = flight
+        decodes = batch.decodes
+        for index in range(decodes, len(members)):
+            # Chunks of one prompt never overtake each other, however stages overlap.
+            request = members[index]
+            in_order = batch.starts[index] == request.returned
+            self._require(in_order or not request.is_live, event)
+        self._require(not stopped or set(stopped) <= set(batch.outputs), event)
+        del self._open[id_]
+        queues = self._queues
+        queues.open_count -= 1
+        delivered: list[RequestId] = []
+        ended: list[tuple[Request, FinishReason]] = []
+        for index, request in enumerate(members):
+            if index < decodes:
+                request.in_flight = 0
+                if not request.is_live:
+                    continue
+            elif not self._chunk_returned(request, batch.rows[index]):
+                continue
+            request.given += 1
+            delivered.append(request.id)
+            if stopped and request.id in stopped:
+                ended.append((request, FinishReason.STOP))
+            elif request.given == request.output_max:
+                ended.append((request, FinishReason.LENGTH))
+            else:
+                queues.decodes.append(request)
+        orders: Orders = [Deliver(id_, tuple(delivered))] if delivered else []
+        if ended:
+            self._end(ended, orders)
+        return orders
+
+    def _chunk_returned(self, request: Request, rows: int) -> bool:
+        """Account a prompt chunk; True if it ended the prompt, so that its last row is a token."""
+        request.in_flight -= 1
+        if not request.is_live:
+            return False
+        request.returned += rows
+        if request.returned == request.target:
+            self._queues.live_decodes += 1
+            return True
+        if self._queues.flies_one_chunk:
+            self._queues.prompts.append(request)
+        return False
+
+    def _release_ended(self, event: ReleaseEnded) -> Orders:
+        if event.epoch < self.epoch:
+            return []
+        self._require(event.epoch == self.epoch, event)
+        self._require(len(set(event.requests)) == len(event.requests), event)
+        for id_ in event.requests:
+            request = self._queues.releasing.get(id_)
+            self._require(request is not None and not request.in_flight, event)
+        for id_ in event.requests:
+            self._queues.released(id_)
+        return []
+
+    def _request_cancelled(self, event: RequestCancelled) -> Orders:
+        request = self._requests.get(event.request)
+        self._require(request is not None, event)
+        self._require(event.reason not in {FinishReason.LENGTH, FinishReason.REFUSED}, event)
+        assert request is not None
+        orders: Orders = []
+        if request.is_running:
+            self._queues.unlist(request)
+            self._end([(request, event.reason)], orders)
+        else:
+            self._queues.waiting.remove(request)
+            self._forget(request, event.reason)
+            orders.append(Finish(request.id, event.reason))
+        return orders
+
+    def _stage_times_measured(self, event: StageTimesMeasured) -> Orders:
+        self._require(len(event.holds) == self.plan.stages, event)
+        self._require(min(*event.holds, *event.links, event.turnaround, event.jitter) >= 0, event)
+        if self.plan.window_auto and self.plan.packer != "drained":
+            self._queues.window = min(window_for(event), self.plan.window_max)
+        return []
+
+    def _stage_lost(self, event: StageLost) -> Orders:
+        """Every stage drops all KV: what the lost one held must be recomputed through all."""
+        self._require(0 <= event.stage < self.plan.stages, event)
+        queues = self._queues
+        if event.stage not in self._lost:
+            insort(self._lost, event.stage)
+        self.epoch = Epoch(self.epoch + 1)
+        self._open.clear()
+        queues.open_count = 0
+        running = sorted(filter(is_running, self._requests.values()), key=by_order)
+        orders: Orders = [BeginEpoch(self.epoch, tuple(self._lost))]
+        orders += [self._to_waiting(request) for request in running]
+        queues.waiting.extendleft(reversed(running))
+        queues.decodes.clear()
+        queues.prompts.clear()
+        queues.releasing.clear()
+        queues.blocks_free = self.plan.kv_blocks
+        for request in self._requests.values():
+            request.blocks = request.in_flight = 0
+        return orders
+
+    def _stage_ready(self, event: StageReady) -> Orders:
+        self._require(event.stage in self._lost, event)
+        self._lost.remove(event.stage)
+        return []
+
+    def _end(self, ended: list[tuple[Request, FinishReason]], orders: Orders) -> None:
+        """End running requests that are in no ready list; their KV goes with one release."""
+        for request, reason in ended:
+            self._queues.stop_running(request)
+            self._forget(request, reason)
+            orders.append(Finish(request.id, reason))
+        orders.append(Release(tuple(request.id for request, _ in ended), self.epoch))
+
+    def _forget(self, request: Request, reason: FinishReason) -> None:
+        request.is_live = False
+        del self._requests[request.id]
+        self._ended[reason] += 1
+
+    def _to_waiting(self, request: Request) -> Preempt:
+        lost = self._queues.take_back(request)
+        self._preemptions += 1
+        self._rows_recomputed += lost
+        return Preempt(request.id, lost)
+
+    def _relieve_kv(self, orders: Orders) -> None:
+        """A decode lacks a block and none is on its way: the youngest gives up its own.
+
+        Progress is certain: the oldest running request is never the victim while another runs, and
+        alone it fits (checked when it arrived). A victim in flight is taken when its lap ends.
+        """
+        queues = self._queues
+        self._is_kv_short = bool(queues.decodes) and not queues.growable(1)
+        victim = max(filter(is_running, self._requests.values()), key=by_order)
+        if not self._is_kv_short or queues.releasing or victim.in_flight:
+            return
+        queues.unlist(victim)
+        orders.append(self._to_waiting(victim))
+        queues.waiting.appendleft(victim)
+        orders.append(Release((victim.id,), self.epoch))
+
+    def _launch(self, orders: Orders) -> None:
+        """Compose micro-batches while a window place is free and the packer finds rows."""
+        queues = self._queues
+        if self._is_kv_short:
+            self._relieve_kv(orders)
+        while queues.open_count < queues.window and not self._lost and queues.has_work:
+            composition = self._packer(queues)
+            if not composition.is_empty:
+                if self._should_wait(composition):
+                    return
+                orders.append(Launch(self._compose(composition)))
+            if composition.is_short:
+                self._relieve_kv(orders)
+            if composition.is_empty:
+                break
+        self._wait_until = None
+
+    def _should_wait(self, composition: Composition) -> bool:
+        if not (self.plan.packer == "cohort" and is_lone(self._queues, composition)):
+            return False
+        if self._wait_until is None:
+            self._wait_until = Nanos(self.now + self.plan.cohort_wait_ns)
+        return self.now < self._wait_until
+
+    def _compose(self, composition: Composition) -> MicroBatch:
+        """Freeze a composition into a micro-batch."""
+        plan = self.plan
+        columns = self._queues.take(composition)
+        batch = MicroBatch(
+            MicroBatchId(self._micro_batches),
+            self.epoch,
+            columns.ids,
+            columns.starts,
+            columns.rows,
+            composition.decodes,
+            columns.completing,
+            columns.row_count,
+            columns.decode_context,
+            composition.binding,
+        )
+        assert len(columns.ids) <= plan.micro_batch_width
+        assert columns.row_count <= plan.row_width
+        self._micro_batches += 1
+        self._open[batch.id] = (batch, columns.members)
+        self._blocks_peak = max(self._blocks_peak, plan.kv_blocks - self._queues.blocks_free)
+        return batch
+
+    def _note_cause(self) -> None:
+        """Why the head cannot compose another micro-batch now; a starved stage inherits it."""
+        queues = self._queues
+        if not queues.has_work:
+            cause = Cause.DEPENDENCY if queues.running else Cause.NO_DEMAND
+            self._stalls[BindingLimit.DEPENDENCY] += queues.running > 0
+        elif self._wait_until is not None:
+            cause = Cause.DEPENDENCY
+        else:
+            cause = Cause.CAPACITY
+            self._stalls[BindingLimit.WINDOW] += queues.open_count >= queues.window
+        if cause is not self.causes.cause:
+            self.causes.switch(cause, self.now)
+
+    def statistics(self) -> RingStatistics:
+        """Counts at the time of the last event."""
+        queues, plan = self._queues, self.plan
+        return RingStatistics(
+            now=self.now,
+            offered=self._offered,
+            waiting=len(queues.waiting),
+            running=queues.running,
+            ended=dict(self._ended),
+            live_decodes=queues.live_decodes,
+            open=queues.open_count,
+            window=queues.window,
+            epoch=self.epoch,
+            lost=tuple(self._lost),
+            micro_batches=self._micro_batches,
+            stalls=dict(self._stalls),
+            kv_blocks_total=plan.kv_blocks,
+            kv_blocks_in_use=plan.kv_blocks - queues.blocks_free,
+            kv_blocks_peak=self._blocks_peak,
+            preemptions=self._preemptions,
+            rows_recomputed=self._rows_recomputed,
+            in_system_ns=self._in_system_ns,
+        )
+
+    def check(self) -> None:
+        """Assert every invariant in full; O(live requests)."""
+        flying = [r for _, members in self._open.values() for r in members if r.is_live]
+        self._queues.check(list(self._requests.values()), flying)
+        ended = sum(self._ended.values())
+        assert self._offered == len(self._queues.waiting) + self._queues.running + ended
+
+    def _require(self, legal: bool, event: RingEvent) -> None:
+        if not legal:
+            raise IllegalEvent(f"{event} cannot happen after {self.now} ns in epoch {self.epoch}")
