@@ -1,0 +1,83 @@
+"""From a file to a checked scenario: read, override, validate, and complain by file and line."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvasir_core.errors import ScenarioError
+from kvasir_scenario.complaints import found
+from kvasir_scenario.data_paths import expand_path
+from kvasir_scenario.origin import Origin
+from kvasir_scenario.overrides import apply_change, apply_settings
+from kvasir_scenario.planning import plan_of
+from kvasir_scenario.schema import Scenario
+from kvasir_scenario.validate import scenario_of
+from kvasir_scenario.variants import variants_of
+from kvasir_scenario.yaml_tree import FILE_BYTES_MAX, read_tree
+
+
+def load_scenario(
+    path: Path, overrides: Sequence[str] = (), *, seed: int | None = None
+) -> Scenario:
+    """Reads and checks a scenario file, its variants and its plan.
+
+    Args:
+        path: The YAML file.
+        overrides: `key.path=value` each, as after `--set`; the value is YAML.
+        seed: Overrides `run.seed`.
+
+    Raises:
+        ScenarioError: One line per complaint: file, line, key, what was found, what is right.
+    """
+    return load_text(_read(path), label=str(path), base=path.parent, overrides=overrides, seed=seed)
+
+
+def load_text(
+    text: str,
+    *,
+    label: str = "scenario",
+    base: Path = Path(),
+    overrides: Sequence[str] = (),
+    seed: int | None = None,
+) -> Scenario:
+    """As `load_scenario`, from text; `label` stands for the file's name in messages."""
+    tree = read_tree(text, label)
+    if not isinstance(tree.data, dict):
+        raise ScenarioError(
+            f"{label}:1: (top level): found {found(tree.data)}; "
+            "a scenario is a map with the keys model, ring, workload"
+        )
+    places = {key: f"{label}:{line}" for key, line in tree.lines.items()}
+    origin = Origin(label=label, base=base, data=tree.data, places=places)
+    origin = apply_settings(origin, overrides)
+    if seed is not None:
+        origin = apply_change(origin, "run.seed", seed, f"--seed {seed}")
+    scenario = scenario_of(origin)
+    plan_of(scenario)
+    for _, variant in variants_of(scenario):
+        plan_of(variant)
+    return scenario
+
+
+def resolve_path(scenario: Scenario, text: str) -> Path:
+    """A path of the scenario as the system needs it: variables expanded, base directory applied."""
+    return expand_path(text, scenario.base)
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ScenarioError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ScenarioError(f"{str(path)!r}: is no path: {error}") from None
+    if len(raw) > FILE_BYTES_MAX:
+        raise ScenarioError(
+            f"{path}: more than {FILE_BYTES_MAX} bytes; a scenario is smaller "
+            "(put a long trace into a CSV file: workload.path)"
+        )
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ScenarioError(f"{path}:{line}: is not UTF-8 text") from None

@@ -1,0 +1,161 @@
+"""Section `experts`: a swarm of workers that serve routed experts beside the ring."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from kvasir_scenario.schema_model import Layers
+from kvasir_scenario.schema_ring import Link
+from kvasir_scenario.schema_types import (
+    AsTuple,
+    Bytes,
+    Count,
+    CountOrZero,
+    Name,
+    PathText,
+    PositiveSeconds,
+    Rate,
+    Seconds,
+    Section,
+    Share,
+    broken,
+)
+from kvasir_scenario.schema_workload import Durations
+
+
+class ExpertModel(Section):
+    """What is routed; keys left out come from `model`."""
+
+    layers: Layers | None = None
+    """Layers that hold routed experts."""
+    first_layer: Annotated[int, Field(ge=0, le=10_000)] = 0
+    """The first of them."""
+    experts: Annotated[int, Field(ge=1, le=4096)] | None = None
+    top_k: Annotated[int, Field(ge=1, le=4096)] | None = None
+    bytes_per_expert: Bytes | None = None
+
+
+class Routing(Section):
+    """How tokens choose experts."""
+
+    kind: Literal["uniform", "zipf", "measured"] = "uniform"
+    exponent: Annotated[float, Field(ge=0, le=10)] = 1.0
+    """Kind zipf."""
+    file: PathText | None = None
+    """Kind measured: shares by layer."""
+
+    @model_validator(mode="after")
+    def _check_file(self) -> Self:
+        if (self.kind == "measured") != (self.file is not None):
+            raise broken("file", "kind measured needs a file, the others take none")
+        return self
+
+
+class LocalExperts(Section):
+    """Time of the experts of one layer for one micro-batch, computed by the stage itself."""
+
+    pass_s: Seconds = 0.0
+    per_expert_s: Seconds = 6.3e-6
+    """For each distinct expert touched."""
+    per_row_s: Seconds = 0.0
+
+
+class Coordinator(Section):
+    """Layer 1: when routed experts leave the local path."""
+
+    policy: Literal["dwell", "naive"] = "dwell"
+    """naive: the threshold alone, for comparison."""
+    saturation_threshold: Count = 2
+    """Busy slots."""
+    period_s: PositiveSeconds = 3.0
+    poll_timeout_s: PositiveSeconds = 1.0
+    up_readings: Count = 2
+    down_readings: Count = 10
+    engaged_min_s: Seconds = 60.0
+    idle_timeout_s: Seconds = 20.0
+    grace_s: PositiveSeconds = 15.0
+    unknown_limit_s: PositiveSeconds = 30.0
+    call_timeout_s: PositiveSeconds = 1.0
+    hedge_s: PositiveSeconds | None = None
+    """Ask another replica, or compute locally, after so long; null: never before the deadline."""
+
+
+class Hub(Section):
+    """Layer 2: how many replicas are wanted, and who is offered what."""
+
+    policy: Literal["dwell", "naive"] = "dwell"
+    poll_s: PositiveSeconds = 10.0
+    poll_timeout_s: PositiveSeconds = 4.0
+    reading_valid_s: PositiveSeconds = 45.0
+    up_s: Seconds = 30.0
+    down_s: Seconds = 300.0
+    base: CountOrZero = 2
+    boost: CountOrZero = 1
+    coverage_ttl_s: PositiveSeconds = 120.0
+    heartbeat_s: PositiveSeconds = 15.0
+    claim_ttl_s: PositiveSeconds = 120.0
+    volunteer_poll_s: PositiveSeconds = 45.0
+    idle_exit_s: PositiveSeconds = 600.0
+    slice_experts_max: Count = 64
+
+
+class Sessions(Section):
+    """A worker's owner comes and goes."""
+
+    on_s: Durations
+    off_s: Durations
+
+
+class WorkerClass(Section):
+    """So many workers of one kind."""
+
+    name: Name
+    count: Annotated[Count, Field(le=100_000)]
+    per_expert_s: PositiveSeconds
+    """Time for one distinct expert of one call."""
+    per_row_s: Seconds = 0.0
+    link: Link
+    """Between worker and ring, one way."""
+    download_bytes_per_s: Rate
+    memory_bytes: Bytes | None = None
+    experts_max: Count | None = None
+    arrival_s: Durations = 0.0
+    """When each comes to the market for the first time."""
+    sessions: Sessions | None = None
+    """null: stays for ever."""
+    keeps_slices: bool = True
+    """Finds its last slice on disk when it returns."""
+    honesty: Literal[
+        "honest",
+        "nan",
+        "zeros",
+        "swapped_rows",
+        "stale",
+        "scaled",
+        "noise",
+        "turncoat",
+        "sometimes",
+    ] = "honest"
+    wrong_share: Share = 0.05
+    """Honesty sometimes: share of wrong answers."""
+
+
+class Experts(Section):
+    """Routed experts: local at rest, shared with workers under load."""
+
+    model: ExpertModel = ExpertModel()
+    routing: Routing = Routing()
+    local: LocalExperts = LocalExperts()
+    overlap: Annotated[int, Field(ge=1, le=1024)] = 2
+    """Most micro-batches that a stage holds at once; 1 blocks."""
+    coordinator: Coordinator = Coordinator()
+    hub: Hub | None = Hub()
+    workers: Annotated[tuple[WorkerClass, ...], AsTuple, Field(max_length=256)] = ()
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        names = [worker.name for worker in self.workers]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise broken(f"workers.{index}.name", f"found {name} a second time")
+        return self
