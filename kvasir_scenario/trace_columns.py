@@ -194,27 +194,24 @@ class TimeColumn:
         )
         return TimeColumn(times - times.min(), unit_ns)
 
-    def arrival_ns(self, scale: float, start_s: float) -> Ints:
+    @property
+    def span_s(self) -> float:
+        return float(self.offsets.max()) * self.unit_ns / NANOS_PER_SECOND
+
+    def arrival_ns(self, scale: float = 1, start_s: float = 0) -> Ints:
         """Offsets from `start_s` (trace time) times `scale`, each rounded once to nanoseconds.
 
-        Raises:
-            ScenarioError: A scaled time does not fit.
+        The caller sees to it that the scaled span is at most `SPAN_NS_MAX`.
         """
         origin_ns = round(start_s * NANOS_PER_SECOND)
         if self.offsets.dtype == np.int64 and scale == 1:
             return self.offsets.astype(np.int64) * self.unit_ns - origin_ns
         shifted = self.offsets - origin_ns / self.unit_ns if origin_ns else self.offsets
-        scaled = shifted * scale * self.unit_ns
-        if len(scaled) and scaled.max() > SPAN_NS_MAX:
-            raise ScenarioError(
-                f"workload.time_scale: with {scale} the last request arrives after "
-                f"{scaled.max():.3g} ns; the most is {SPAN_NS_MAX}"
-            )
-        return np.rint(scaled).astype(np.int64)
+        return np.rint(shifted * scale * self.unit_ns).astype(np.int64)
 
     def within(self, start_s: float, stop_s: float | None) -> NDArray[np.bool_]:
         """Which rows arrive in `[start_s, stop_s)` of the trace's own time."""
-        nanos = self.arrival_ns(1, 0)
+        nanos = self.arrival_ns()
         inside = nanos >= round(start_s * NANOS_PER_SECOND)
         if stop_s is not None:
             inside &= nanos < round(stop_s * NANOS_PER_SECOND)

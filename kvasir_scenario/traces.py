@@ -214,7 +214,7 @@ class _Clock:
         """What a user must know where nothing declared the unit."""
         if self.is_declared:
             return ()
-        span_s = float(times.offsets.max()) * times.unit_ns / UNITS_NS["s"]
+        span_s = times.span_s
         if span_s > MEAN_GAP_S_MAX * max(len(times.offsets) - 1, 1):
             refuse(
                 self.path,
