@@ -1,0 +1,165 @@
+"""The profile file: what `kvasir-rt profile` measures and `costs: {kind: profile}` reads.
+
+One JSON object, version 1. Times are integer nanoseconds; every measured point ends with its
+spread, the standard deviation over the repeats. A *body* is a stage that is neither head nor
+tail, of `body.layers` layers; its holds are measured whole:
+
+    rows     [n, ns, spread]              n rows whose attention is next to nothing (n spans of
+                                          one row at position 0)
+    decode   [decodes, context, ns, spread]   decodes alone, each reading `context` positions
+    prefill  [rows, start, ns, spread]    one prompt chunk alone, `start` positions behind it
+
+`decode` and `prefill` are full grids: every value of the first column with every one of the
+second. `body.pass_ns` is what a pass costs whatever its layers, from bodies of two depths.
+
+    head     [n, ns, spread]              what a head takes more than a body, by rows
+    tail     [outputs, ns, spread]        what a tail takes more than a body, by output rows
+    link     [bytes, ns, spread]          one hop, by bytes of the message
+    lap      {bridge_ns, spread_ns}       from a tail result to the next launch
+    experts  [distinct, rows, ns, spread] routed experts of one layer (a full grid; optional)
+
+`machine`, `model`, `dtype` and `commit` say what was measured: a profile is worth nothing for
+another machine. The file is compared with the scenario where both name the number of layers,
+hidden width and dtype.
+"""
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from kvasir_core.errors import ScenarioError
+
+PROFILE_BYTES_MAX = 16 << 20  # A dense profile is 50 kB.
+POINTS_MAX = 20_000
+NS_MAX = 10**15
+
+_Size = Annotated[int, Field(ge=1, le=1 << 40)]
+_SizeOrZero = Annotated[int, Field(ge=0, le=1 << 40)]
+_Ns = Annotated[int, Field(ge=0, le=NS_MAX)]
+_Word = Annotated[str, Field(min_length=1, max_length=512)]
+
+Line = tuple[_SizeOrZero, _Ns, _Ns]
+Plane = tuple[_Size, _SizeOrZero, _Ns, _Ns]
+Lines = Annotated[list[Line], Field(min_length=2, max_length=POINTS_MAX)]
+Planes = Annotated[list[Plane], Field(min_length=1, max_length=POINTS_MAX)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Body(_Part):
+    """Holds of a stage that is neither head nor tail."""
+
+    layers: Annotated[int, Field(ge=1, le=10_000)]
+    pass_ns: _Ns
+    rows: Lines
+    decode: Planes
+    prefill: Planes
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_line("rows", self.rows)
+        check_grid("decode", self.decode)
+        check_grid("prefill", self.prefill)
+        shortest = min(
+            point[-2] for table in (self.rows, self.decode, self.prefill) for point in table
+        )
+        if self.pass_ns > shortest:
+            raise ValueError(
+                f"pass_ns is {self.pass_ns}, more than the shortest hold of {shortest}"
+            )
+        return self
+
+
+class Lap(_Part):
+    """The head's own work per lap."""
+
+    bridge_ns: _Ns
+    spread_ns: _Ns = 0
+
+
+class Profile(_Part):
+    """A whole file; see the module."""
+
+    format: Literal["kvasir-profile"] = "kvasir-profile"
+    version: Literal[1] = 1
+    machine: _Word
+    model: _Word
+    dtype: _Word
+    commit: _Word
+    model_layers: Annotated[int, Field(ge=1, le=10_000)]
+    hidden: Annotated[int, Field(ge=1, le=1 << 20)]
+    repeats: Annotated[int, Field(ge=1, le=1_000_000)]
+    body: Body
+    head: Lines
+    tail: Lines
+    link: Lines
+    lap: Lap
+    experts: Planes | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in ("head", "tail", "link"):
+            check_line(name, getattr(self, name))
+        if self.experts is not None:
+            check_grid("experts", self.experts)
+        return self
+
+
+def check_line(name: str, points: Sequence[Line]) -> None:
+    """Raises ValueError unless sizes ascend strictly."""
+    for before, after in itertools.pairwise(points):
+        if after[0] <= before[0]:
+            raise ValueError(f"{name}: size {after[0]} follows {before[0]}; sizes must ascend")
+
+
+def check_grid(name: str, points: Sequence[Plane]) -> None:
+    """Raises ValueError unless the points are a full grid, each once."""
+    seen = {(point[0], point[1]) for point in points}
+    if len(seen) != len(points):
+        raise ValueError(f"{name}: {len(points) - len(seen)} point(s) are there twice")
+    seconds = sorted({second for _, second in seen})
+    for first in sorted({first for first, _ in seen}):
+        for second in seconds:
+            if (first, second) not in seen:
+                raise ValueError(f"{name}: [{first}, {second}] is missing; the grid must be full")
+
+
+def read_profile(path: Path) -> Profile:
+    """Reads and checks a profile file.
+
+    Raises:
+        ScenarioError: Missing, too large, no JSON, another version, or a broken rule; names the
+            path, the place in the file and what was found.
+    """
+    try:
+        if (size := path.stat().st_size) > PROFILE_BYTES_MAX:
+            raise ScenarioError(f"{path}: {size} bytes; a profile has at most {PROFILE_BYTES_MAX}")
+        data = path.read_bytes()
+    except OSError as error:
+        raise ScenarioError(f"{path}: cannot read the profile: {error.strerror}") from error
+    try:
+        return Profile.model_validate_json(data, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(str(step) for step in first["loc"]) or "the whole file"
+        found = (
+            ""
+            if isinstance(first["input"], dict | list | bytes | str)
+            else f" ({first['input']!r})"
+        )
+        raise ScenarioError(
+            f"{path}: not a version 1 profile: {place}{found}: {first['msg']}"
+        ) from None
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """Writes the file under a temporary name, then renames it."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps(profile.model_dump(), indent=1, allow_nan=False) + "\n")
+    partial.replace(path)

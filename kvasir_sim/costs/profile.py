@@ -1,0 +1,209 @@
+"""Costs measured on the machine itself, interpolated (`kvasir_scenario.profile` is the file).
+
+A body's hold for d decodes of mean context c and prompt chunks of r[i] rows behind s[i] positions,
+n rows in all, is put together from the three measured tables, linear between their points:
+
+    H = rows(n) + (decode(d, c) - rows(d)) + sum over i of (prefill(r[i], s[i]) - rows(r[i]))
+
+so that decodes alone, and one chunk alone, are exactly what was measured, and a mixture pays for
+its weights once and for each span's attention. A stage of L layers takes
+`pass_ns + (H - pass_ns) * L / body.layers`; head and tail add their own lines.
+
+Outside the measured range the last slope goes on upwards, and the first value downwards; such
+lookups are counted and the report says how many. With `noise` each hold is drawn around its
+middle with the measured relative spread (normal, seeded by `run.seed`).
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from random import Random
+
+from kvasir_core.errors import ScenarioError
+from kvasir_core.microbatch import MicroBatch
+from kvasir_core.plan import Plan
+from kvasir_scenario.profile import Line, Plane, Profile
+from kvasir_sim.costs.base import Provenance
+
+NOISE_FACTOR_MIN = 0.2  # A normal tail must not make time run backwards.
+
+
+class Axis:
+    """Sorted sizes; finds the cell of a size and how far into it."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = tuple(sizes)
+
+    def place(self, size: float) -> tuple[int, float, bool]:
+        """Cell index, fraction (above 1 beyond the last point), and whether it is outside."""
+        sizes = self.sizes
+        if size <= sizes[0]:
+            return 0, 0.0, size < sizes[0]
+        if len(sizes) == 1:
+            return 0, 0.0, True
+        cell = min(bisect_right(sizes, size), len(sizes) - 1) - 1
+        low = sizes[cell]
+        return cell, (size - low) / (sizes[cell + 1] - low), size > sizes[-1]
+
+
+class LineTable:
+    """A measured function of one size."""
+
+    def __init__(self, points: Sequence[Line]) -> None:
+        self.axis = Axis([point[0] for point in points])
+        self._ns = [float(point[1]) for point in points]
+
+    def at(self, size: float) -> tuple[float, bool]:
+        """Nanoseconds, and whether the size is outside what was measured."""
+        cell, part, is_outside = self.axis.place(size)
+        if not part:
+            return self._ns[cell], is_outside
+        low = self._ns[cell]
+        return max(low + part * (self._ns[cell + 1] - low), 0.0), is_outside
+
+
+class PlaneTable:
+    """A measured function of two sizes, on a full grid."""
+
+    def __init__(self, points: Sequence[Plane]) -> None:
+        self.first = Axis(sorted({point[0] for point in points}))
+        self.second = Axis(sorted({point[1] for point in points}))
+        known = {(point[0], point[1]): point for point in points}
+        grid = [[known[one, two] for two in self.second.sizes] for one in self.first.sizes]
+        self._ns = [[float(point[2]) for point in row] for row in grid]
+        self._spread = [[point[3] / max(point[2], 1) for point in row] for row in grid]
+
+    def at(self, one: float, two: float) -> tuple[float, float, bool]:
+        """Nanoseconds, relative spread of the nearest lower point, and whether outside."""
+        i, part_one, is_outside_one = self.first.place(one)
+        j, part_two, is_outside_two = self.second.place(two)
+        low = self._along(i, j, part_two)
+        if part_one:
+            low += part_one * (self._along(i + 1, j, part_two) - low)
+        return max(low, 0.0), self._spread[i][j], is_outside_one or is_outside_two
+
+    def _along(self, i: int, j: int, part: float) -> float:
+        row = self._ns[i]
+        return row[j] if not part else row[j] + part * (row[j + 1] - row[j])
+
+
+class ProfileCosts:
+    """Interpolated holds; see the module for the formula."""
+
+    provenance: Provenance = "measured"
+
+    def __init__(
+        self, plan: Plan, profile: Profile, source: str, *, noise_seed: int | None = None
+    ) -> None:
+        """Without `noise_seed` each hold is its measured middle."""
+        body = profile.body
+        self._profile = profile
+        self._source = source
+        self._rows = LineTable(body.rows)
+        self._decode = PlaneTable(body.decode)
+        self._prefill = PlaneTable(body.prefill)
+        self._head = LineTable(profile.head)
+        self._tail = LineTable(profile.tail)
+        self._pass_ns = body.pass_ns
+        self._scales = [(stop - start) / body.layers for start, stop in plan.layers]
+        self._random = None
+        if noise_seed is not None:
+            self._random = Random(f"costs.profile {noise_seed}")  # noqa: S311 - seeded noise.
+        self.turnaround_ns = profile.lap.bridge_ns
+        self.extrapolated = 0
+        self.lookups = 0
+
+    def holds(self, micro_batch: MicroBatch) -> Sequence[int]:
+        decodes = micro_batch.decodes
+        middle, spread, is_outside = self._holds(
+            micro_batch.row_count,
+            decodes,
+            micro_batch.decode_context,
+            micro_batch.starts[decodes:],
+            micro_batch.rows[decodes:],
+            decodes + len(micro_batch.completing),
+        )
+        self.lookups += 1
+        self.extrapolated += is_outside
+        if self._random is not None:
+            gauss = self._random.gauss
+            middle = [hold * max(gauss(1.0, spread), NOISE_FACTOR_MIN) for hold in middle]
+        return [round(hold) for hold in middle]
+
+    def _holds(
+        self,
+        rows: int,
+        decodes: int,
+        context: int,
+        starts: Sequence[int],
+        chunks: Sequence[int],
+        outputs: int,
+    ) -> tuple[list[float], float, bool]:
+        body, is_outside = self._rows.at(rows)
+        spread = 0.0
+        if decodes:
+            ns, spread, outside = self._decode.at(decodes, context / decodes)
+            body += ns - self._rows.at(decodes)[0]
+            is_outside |= outside
+        for start, count in zip(starts, chunks, strict=True):
+            ns, of_chunk, outside = self._prefill.at(count, start)
+            body += ns - self._rows.at(count)[0]
+            spread = max(spread, of_chunk)
+            is_outside |= outside
+        layers_ns = max(body - self._pass_ns, 0.0)
+        holds = [self._pass_ns + layers_ns * scale for scale in self._scales]
+        extra, outside = self._head.at(rows)
+        holds[0] += extra
+        is_outside |= outside
+        if outputs:
+            extra, outside = self._tail.at(outputs)
+            holds[-1] += extra
+            is_outside |= outside
+        return holds, spread, is_outside
+
+    def predict(self, decodes: int, decode_context: int, chunk_rows: int, chunk_start: int) -> int:
+        starts, chunks = ((chunk_start,), (chunk_rows,)) if chunk_rows else ((), ())
+        rows = decodes + chunk_rows
+        return round(max(self._holds(rows, decodes, decode_context, starts, chunks, decodes)[0]))
+
+    def describe(self) -> list[str]:
+        profile = self._profile
+        rows, decode, prefill = self._rows.axis, self._decode, self._prefill
+        lines = [
+            (
+                f"costs: measured profile {self._source}: {profile.model}, {profile.dtype}, on "
+                f"{profile.machine}, {profile.repeats} repeats, commit {profile.commit}"
+            ),
+            (
+                f"measured range: rows {rows.sizes[0]}-{rows.sizes[-1]}, decodes "
+                f"{decode.first.sizes[0]}-{decode.first.sizes[-1]} at context "
+                f"{decode.second.sizes[0]}-{decode.second.sizes[-1]}, chunks "
+                f"{prefill.first.sizes[0]}-{prefill.first.sizes[-1]} behind "
+                f"{prefill.second.sizes[0]}-{prefill.second.sizes[-1]}"
+            ),
+        ]
+        if self._random is not None:
+            lines.append("holds are drawn from the measured spread (seeded)")
+        if self.extrapolated:
+            lines.append(
+                f"extrapolated: {self.extrapolated} of {self.lookups} micro-batches lie outside "
+                "the measured range; trust them less, or profile wider"
+            )
+        return lines
+
+
+def check_profile(plan: Plan, profile: Profile, source: str) -> None:
+    """Refuses a profile of another model.
+
+    Raises:
+        ScenarioError: With both numbers.
+    """
+    layers = plan.layers[-1][1]
+    for what, measured, wanted in (
+        ("model.layers", profile.model_layers, layers),
+        ("model.hidden", profile.hidden, plan.hidden),
+    ):
+        if wanted not in (measured, 1):  # 1: the scenario gives no hidden width.
+            raise ScenarioError(
+                f"{source}: {what} of the profile is {measured}, of the scenario {wanted}; "
+                "a profile is worth nothing for another model"
+            )
