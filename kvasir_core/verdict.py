@@ -5,14 +5,14 @@ Busy share alone cannot tell: on a measured 4-stage ring it stays between 70 and
 the verdict asks, in this order of precedence, and the first *yes* is the kind:
 
   1. idle          no micro-batch was ever composed.
-  2. overloaded    the waiting queue grew as long as requests arrived: results depend on the horizon.
+  2. overloaded    the waiting queue grew while requests arrived: results depend on the horizon.
   3. kv_bound      KV stopped every fourth micro-batch, or was full and threw requests out.
   4. link_bound    a link was busy nearly all the time, and busier than every stage.
-  5. bottlenecked  one stage worked nearly all the time, or under pressure, and far more than the rest.
+  5. bottlenecked  one stage worked most of the time (or under pressure), far more than the rest.
   6. idle          no stage worked more than 1 % of the time: there was hardly a request.
   7. starved       stages were empty-handed for half of the time, or nine of ten micro-batches left
                    nobody behind while the stages had time to spare.
-  8. saturated     widths or caps left somebody behind in every second micro-batch, or all were full.
+  8. saturated     widths or caps left somebody behind in half of the micro-batches, or all full.
   9. balanced      the rest: work for most of the time, room for more.
 
 *Work* is busy plus waiting for experts: the stage's own time, without what a full neighbour costs.
@@ -204,10 +204,9 @@ def judge(facts: RunFacts) -> Verdict:
     evidence = [*reasons, *_common(facts)]
     if facts.preemptions and kind is not VerdictKind.KV_BOUND:
         evidence.append(f"{facts.preemptions} requests lost their KV and were recomputed")
-    if facts.waiting + facts.running and kind is not VerdictKind.OVERLOADED:
-        evidence.append(
-            f"{facts.waiting + facts.running} of {facts.offered} requests were unfinished at the end"
-        )
+    unfinished = facts.waiting + facts.running
+    if unfinished and kind is not VerdictKind.OVERLOADED:
+        evidence.append(f"{unfinished} of {facts.offered} requests were unfinished at the end")
     return Verdict(kind, slowest if leads else None, tuple(evidence))
 
 
@@ -276,14 +275,19 @@ def _busiest_link(facts: RunFacts) -> int | None:
 
 def _overload(facts: RunFacts, slowest: int) -> list[str]:
     queue = facts.queue
-    reasons = [
-        "the waiting queue was still growing: every figure below depends on the horizon, and a "
-        "longer run would show longer waits",
+    growth = (
         f"the queue grew by {queue.grown:.1f} requests while {queue.arrivals} arrived (mean "
-        f"{queue.earlier_mean:.2f} in the first half, {queue.later_mean:.2f} in the second), "
-        f"at most {queue.length_max} waited",
+        f"{queue.earlier_mean:.2f} in the first half, {queue.later_mean:.2f} in the second, at "
+        f"most {queue.length_max})"
+    )
+    left = (
         f"{facts.finished} of {facts.offered} requests finished; at the end {facts.waiting} waited "
-        f"and {facts.running} ran",
+        f"and {facts.running} ran"
+    )
+    reasons = [
+        "the waiting queue was still growing: all results depend on the horizon; longer is worse",
+        growth,
+        left,
     ]
     link = _busiest_link(facts)
     if facts.is_kv_bound:
@@ -300,7 +304,7 @@ def _overload(facts: RunFacts, slowest: int) -> list[str]:
 
 def _lead(works: tuple[float, ...], stage: int) -> str:
     rest = (sum(works) - works[stage]) / (len(works) - 1)
-    return f"stage {stage} worked {works[stage]:.1%} of the time, the other stages {rest:.1%} on average"
+    return f"stage {stage} worked {works[stage]:.1%} of the time, the others {rest:.1%} on average"
 
 
 def _kv(facts: RunFacts) -> str:

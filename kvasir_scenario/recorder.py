@@ -1,0 +1,336 @@
+"""What a run leaves behind, written while it goes on; both shells feed the same recorder.
+
+The hot path (`lap`, `sample`) only appends to lists. Every FLUSH_LAPS laps the lists become
+columns: stage meters are fed, tokens become latencies, rows go to disk, and the lists start anew.
+So memory does not grow with micro-batches, and one costs a microsecond before its share of a flush.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from kvasir_core.causes import CauseClock
+from kvasir_core.meter import StageMeter
+from kvasir_core.microbatch import BindingLimit, FinishReason, MicroBatch
+from kvasir_core.plan import Plan
+from kvasir_core.statistics import RingStatistics
+from kvasir_core.units import Nanos, RequestId
+from kvasir_scenario import tables
+from kvasir_scenario.ledger import FAILED, NOT_YET, REASON_CODES, RequestLedger
+from kvasir_scenario.report import Labels, RunRecord, WorkloadCounts, report_of, request_columns
+from kvasir_scenario.report_schema import Report
+from kvasir_scenario.tables import Ints, TableWriter
+
+FLUSH_LAPS = 4096  # About 10 MB of lists; the fixed cost of a flush is spread over so many laps.
+STAMPS = 4  # Per stage: received, start, end, sent.
+SAMPLE_INTS = 4  # Time, waiting, running, KV blocks in use.
+
+
+class RequestColumns(Protocol):
+    """An open-loop workload's columns (int64), one entry per request."""
+
+    @property
+    def request_id(self) -> Ints: ...
+    @property
+    def arrival_ns(self) -> Ints: ...
+    @property
+    def prompt_tokens(self) -> Ints: ...
+    @property
+    def output_tokens(self) -> Ints:
+        """0: the request failed where its trace was taken."""
+
+
+class Recorder:
+    """Collects a run and writes its tables; `close` returns the report."""
+
+    def __init__(
+        self,
+        out: Path | None,
+        plan: Plan,
+        causes: CauseClock,
+        *,
+        warmup_ns: int = 0,
+        csv: bool = False,
+    ) -> None:
+        """Open the tables.
+
+        Args:
+            out: A prepared run directory (`prepare_run_dir`); None writes no tables.
+            plan: The ring's plan.
+            causes: The ring's cause clock (`ring.causes`); the recorder drains it.
+            warmup_ns: Throughput and latency are measured after it.
+            csv: Whether to write each table as CSV too.
+        """
+        self._plan = plan
+        self._causes = causes
+        self._warmup_ns = warmup_ns
+        self._ledger = RequestLedger(warmup_ns)
+        self._meters = [StageMeter() for _ in range(plan.stages)]
+        self._binding: Counter[BindingLimit] = Counter()
+        self._spans = 0
+        self._rows = 0
+        self._trace_failed_at: list[Ints] = []
+        self._width = STAMPS * plan.stages
+        self._has_cut = False
+        self._laps: list[tuple[MicroBatch, int, int, tuple[RequestId, ...]]] = []
+        self._stamps: list[int] = []
+        self._samples: list[int] = []
+        self._offers: list[int] = []
+        self._ends: list[int] = []
+        self._preempted: list[int] = []
+        self._writers: dict[str, TableWriter] = {}
+        if out is not None:
+            self._writers = {
+                "micro_batches": TableWriter(out / "micro_batches", tables.MICRO_BATCHES, csv=csv),
+                "stages": TableWriter(out / "stages", tables.STAGES, csv=csv),
+                "samples": TableWriter(out / "samples", tables.SAMPLES, csv=csv),
+                "requests": TableWriter(out / "requests", tables.REQUESTS, csv=csv),
+            }
+
+    # ------------------------------------------------------------------ what happened
+
+    def offered(self, request: RequestId, arrival_ns: int, prompt_tokens: int) -> None:
+        """A request arrived."""
+        self._offers += (request, arrival_ns, prompt_tokens)
+
+    def offered_many(self, requests: RequestColumns) -> None:
+        """All requests of an open-loop workload, ahead of time; those after the end do not count.
+
+        A request without output failed where its trace was taken: it ends here, and must not enter
+        the ring.
+        """
+        ids, arrivals = requests.request_id, requests.arrival_ns
+        self._ledger.offer(ids, arrivals, requests.prompt_tokens)
+        failed = np.flatnonzero(requests.output_tokens == 0)
+        self._trace_failed_at.append(arrivals[failed])
+        codes = np.full(failed.size, FAILED, np.int8)
+        self._ledger.end(ids[failed], arrivals[failed], codes)
+
+    def lap(
+        self,
+        micro_batch: MicroBatch,
+        composed_ns: int,
+        returned_ns: int,
+        delivered: tuple[RequestId, ...],
+        stamps: list[int],
+    ) -> None:
+        """A micro-batch came back.
+
+        Args:
+            micro_batch: As composed.
+            composed_ns: When.
+            returned_ns: When its lap ended.
+            delivered: Requests that got a token (the `Deliver` order's).
+            stamps: Per stage in order: received, start, end, sent (ns).
+        """
+        self._laps.append((micro_batch, composed_ns, returned_ns, delivered))
+        self._stamps += stamps
+        if len(self._laps) >= FLUSH_LAPS:
+            self._flush()
+
+    def lost(
+        self, micro_batch: MicroBatch, composed_ns: int, cut_ns: int, stamps: Sequence[int]
+    ) -> None:
+        """A micro-batch will not come back: its epoch ended, or the run ended with it in the ring.
+
+        Report those of one moment in the head's order, and after them only later ones. `stamps` may
+        end early or name times after `cut_ns`: what had not happened by then is left out.
+        """
+        absent = -1 - cut_ns  # Negative: not by then; and remembers when.
+        known = [stamp if stamp <= cut_ns else absent for stamp in stamps]
+        self._has_cut = True
+        self._stamps += known + [absent] * (self._width - len(known))
+        self._laps.append((micro_batch, composed_ns, NOT_YET, ()))
+        if len(self._laps) >= FLUSH_LAPS:
+            self._flush()
+
+    def finished(self, request: RequestId, at_ns: int, reason: FinishReason) -> None:
+        """A request ended, with all its tokens or without."""
+        self._ends += (request, at_ns, REASON_CODES[reason])
+
+    def refused(self, request: RequestId, at_ns: int) -> None:
+        """A request was refused at its arrival."""
+        self._ends += (request, at_ns, REASON_CODES[FinishReason.REFUSED])
+
+    def preempted(self, request: RequestId) -> None:
+        """A request lost its KV and will be recomputed."""
+        self._preempted.append(request)
+
+    def sample(self, at_ns: int, waiting: int, running: int, kv_blocks_in_use: int) -> None:
+        """The head's state, for the plot of queue and KV."""
+        self._samples += (at_ns, waiting, running, kv_blocks_in_use)
+        if len(self._samples) >= SAMPLE_INTS * FLUSH_LAPS:
+            self._flush_samples()
+
+    # ------------------------------------------------------------------ flushing
+
+    def _flush(self) -> None:
+        self._flush_requests_offered()
+        if self._laps:
+            self._flush_laps()
+        self._flush_requests_ended()
+
+    def _flush_requests_offered(self) -> None:
+        if self._offers:
+            columns = np.array(self._offers, np.int64).reshape(-1, 3)
+            self._offers.clear()
+            self._ledger.offer(columns[:, 0], columns[:, 1], columns[:, 2])
+
+    def _flush_requests_ended(self) -> None:
+        if self._ends:
+            columns = np.array(self._ends, np.int64).reshape(-1, 3)
+            self._ends.clear()
+            self._ledger.end(columns[:, 0], columns[:, 1], columns[:, 2].astype(np.int8))
+        if self._preempted:
+            self._ledger.preempt(self._preempted)
+            self._preempted.clear()
+
+    def _flush_samples(self) -> None:
+        columns = np.array(self._samples, np.int64).reshape(-1, SAMPLE_INTS)
+        self._samples.clear()
+        if "samples" in self._writers:
+            counts = [column.astype(np.int32) for column in columns[:, 1:].T]
+            self._writers["samples"].write([tables.seconds(columns[:, 0]), *counts])
+
+    def _flush_laps(self) -> None:
+        batches, composed, returned, delivered = zip(*self._laps, strict=True)
+        ids, _, requests, _, _, decodes, _, rows, _, binding = zip(*batches, strict=True)
+        spans = list(map(len, requests))
+        self._feed_meters(composed, rows)
+        self._deliver(returned, delivered)
+        members: list[int] = []
+        chunks: list[int] = []
+        for requests_of, decodes_of, spans_of in zip(requests, decodes, spans, strict=True):
+            chunks.append(spans_of - decodes_of)
+            if spans_of > decodes_of:
+                members += requests_of[decodes_of:]
+        if members:
+            times = np.repeat(np.array(composed, np.int64), chunks)
+            self._ledger.compose(np.array(members, np.int64), times)
+        self._binding.update(binding)
+        self._spans += sum(spans)
+        self._rows += sum(rows)
+        if self._writers:
+            self._write_laps(ids, composed, returned, rows, decodes, spans, binding)
+        self._laps.clear()
+        self._stamps.clear()
+        self._has_cut = False
+
+    def _deliver(
+        self, returned: tuple[int, ...], delivered: tuple[tuple[RequestId, ...], ...]
+    ) -> None:
+        counts = np.fromiter(map(len, delivered), np.int64, len(delivered))
+        ids = np.fromiter(chain.from_iterable(delivered), np.int64, int(counts.sum()))
+        self._ledger.deliver(ids, np.repeat(np.array(returned, np.int64), counts))
+
+    def _feed_meters(self, composed: tuple[int, ...], rows: tuple[int, ...]) -> None:
+        stamps, width = self._stamps, self._width
+        for stage, meter in enumerate(self._meters):
+            started, ended, sent = (
+                stamps[STAMPS * stage + part :: width] for part in range(1, STAMPS)
+            )
+            composed_here: Sequence[int] = composed
+            rows_here: Sequence[int] = rows
+            if self._has_cut:
+                here = [lap for lap, start in enumerate(started) if start >= 0]
+                started = [started[lap] for lap in here]
+                ended = [ended[lap] if ended[lap] >= 0 else -1 - ended[lap] for lap in here]
+                sent = [sent[lap] if sent[lap] >= 0 else -1 - sent[lap] for lap in here]
+                composed_here = [composed[lap] for lap in here]
+                rows_here = [rows[lap] for lap in here]
+            meter.add(started, ended, sent, composed_here, self._causes)
+            meter.micro_batches += len(started)
+            meter.rows += sum(rows_here)
+        self._causes.drain_before(min(meter.accounted_until for meter in self._meters))
+
+    def _write_laps(
+        self,
+        ids: tuple[int, ...],
+        composed: tuple[int, ...],
+        returned: tuple[int, ...],
+        rows: tuple[int, ...],
+        decodes: tuple[int, ...],
+        spans: list[int],
+        binding: tuple[BindingLimit, ...],
+    ) -> None:
+        id_column, row_column, decode_column = (
+            np.array(column, np.int64) for column in (ids, rows, decodes)
+        )
+        self._writers["micro_batches"].write([
+            id_column,
+            tables.seconds(np.array(composed, np.int64)),
+            tables.seconds(np.array(returned, np.int64)),
+            row_column.astype(np.int32),
+            (row_column - decode_column).astype(np.int32),
+            decode_column.astype(np.int32),
+            np.array(spans, np.int32),
+            pa.array(binding, pa.string()),
+        ])  # fmt: skip
+        stages = self._plan.stages
+        stamps = np.array(self._stamps, np.int64).reshape(-1, STAMPS)
+        stage_column = np.tile(np.arange(stages, dtype=np.int32), len(ids))
+        batch_column = np.repeat(id_column, stages)
+        if self._has_cut:  # A stage that a lost micro-batch never reached has no row.
+            reached = stamps[:, 0] >= 0
+            stamps, stage_column, batch_column = (
+                stamps[reached], stage_column[reached], batch_column[reached],
+            )  # fmt: skip
+        times = [tables.seconds(np.ascontiguousarray(stamps[:, part])) for part in range(STAMPS)]
+        self._writers["stages"].write([stage_column, batch_column, *times])
+
+    # ------------------------------------------------------------------ the end
+
+    def close(
+        self,
+        end_ns: int,
+        statistics: RingStatistics,
+        workload: WorkloadCounts,
+        labels: Labels,
+        *,
+        link_busy_ns: Sequence[int] = (),
+    ) -> Report:
+        """Write what is left, give the tables their names, and judge the run.
+
+        Args:
+            end_ns: The end of the run; the ring must have been told of it (its `in_system_ns`).
+            statistics: The ring's, at the end.
+            workload: What the input was like.
+            labels: Names, limits and provenance that the report repeats.
+            link_busy_ns: Per hop, how long bytes were on it.
+
+        Returns:
+            The report, without variants; writing `report.json` is up to the caller.
+        """
+        self._flush()
+        if self._samples:
+            self._flush_samples()
+        for meter in self._meters:
+            meter.close(Nanos(end_ns), self._causes)
+        self._ledger.censor(end_ns)
+        record = RunRecord(
+            plan=self._plan,
+            end_ns=end_ns,
+            warmup_ns=self._warmup_ns,
+            statistics=statistics,
+            ledger=self._ledger,
+            meters=tuple(self._meters),
+            binding=self._binding,
+            spans=self._spans,
+            rows=self._rows,
+            trace_failed=sum(int((at <= end_ns).sum()) for at in self._trace_failed_at),
+            workload=workload,
+            labels=labels,
+            link_busy_ns=tuple(link_busy_ns),
+        )
+        report = report_of(record)
+        if self._writers:
+            for columns in request_columns(self._ledger):
+                self._writers["requests"].write(columns)
+        for writer in self._writers.values():
+            writer.close()
+        return report

@@ -1,0 +1,106 @@
+"""The tables of a run, streamed to disk while it goes on: Parquet, and CSV where asked for.
+
+The same rows give the same bytes: no time stamp, no host, one writer thread.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.csv as pc
+import pyarrow.parquet as pq
+
+from kvasir_core.units import NANOS_PER_SECOND
+from kvasir_scenario.run_dir import partial_path
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+ROW_GROUP_ROWS = 1 << 17  # Of tables written at once: 1 MB a column.
+
+
+def _schema(**types: pa.DataType) -> pa.Schema:
+    return pa.schema(list(types.items()))
+
+
+SECONDS, COUNT, INDEX = pa.float64(), pa.int32(), pa.int64()
+
+REQUESTS = _schema(
+    request_id=INDEX, arrival_s=SECONDS, prompt_tokens=COUNT, output_tokens=COUNT, queue_s=SECONDS,
+    ttft_s=SECONDS, tpot_s=SECONDS, e2e_s=SECONDS, finish_reason=pa.string(), preemptions=COUNT,
+)  # fmt: skip
+MICRO_BATCHES = _schema(
+    micro_batch_id=INDEX, composed_s=SECONDS, returned_s=SECONDS, rows=COUNT, prefill_rows=COUNT,
+    decode_rows=COUNT, spans=COUNT, binding_limit=pa.string(),
+)  # fmt: skip
+STAGES = _schema(
+    stage=COUNT, micro_batch_id=INDEX, received_s=SECONDS, start_s=SECONDS, end_s=SECONDS,
+    sent_s=SECONDS,
+)  # fmt: skip
+SAMPLES = _schema(at_s=SECONDS, waiting=COUNT, running=COUNT, kv_blocks_in_use=COUNT)
+
+
+def seconds(times_ns: Ints) -> pa.Array:
+    """Nanoseconds as seconds; a negative time has not happened and is null."""
+    values = times_ns / NANOS_PER_SECOND
+    absent = times_ns < 0
+    return pa.array(values, mask=absent) if absent.any() else pa.array(values)
+
+
+class TableWriter:
+    """One table under its final name once closed; `path` is without a suffix."""
+
+    def __init__(self, path: Path, schema: pa.Schema, *, csv: bool = False) -> None:
+        self.schema = schema
+        self._targets = [path.with_name(f"{path.name}.parquet")]
+        self._parquet = pq.ParquetWriter(
+            partial_path(self._targets[0]),
+            schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=[field.name for field in schema if field.type == pa.string()],
+            write_statistics=False,
+            store_schema=False,
+        )
+        self._csv: Any = None
+        if csv:
+            self._targets.append(path.with_name(f"{path.name}.csv"))
+            self._csv = pc.CSVWriter(
+                partial_path(self._targets[1]),
+                schema,
+                write_options=pc.WriteOptions(quoting_style="needed"),
+            )
+
+    def write(self, columns: Sequence[pa.Array | npt.NDArray[Any] | Sequence[Any]]) -> None:
+        """Append rows, given as columns in the schema's order; they become one row group."""
+        arrays = [
+            column if isinstance(column, pa.Array) else pa.array(column, type=field.type)
+            for field, column in zip(self.schema, columns, strict=True)
+        ]
+        batch = pa.record_batch(arrays, schema=self.schema)
+        self._parquet.write_batch(batch)
+        if self._csv is not None:
+            self._csv.write(batch)
+
+    def close(self) -> None:
+        """Give the files their names."""
+        self._parquet.close()
+        if self._csv is not None:
+            self._csv.close()
+        for target in self._targets:
+            partial_path(target).replace(target)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
