@@ -1,7 +1,7 @@
 """From the validation library's errors to sentences: what was found, and what would be right."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -31,7 +31,7 @@ _WANTED = {
 
 
 def scenario_error(error: ValidationError, origin: Origin) -> ScenarioError:
-    """One line for each complaint, `file:line: key: ...`, in the file's order."""
+    """One line for each complaint, `file:line: key: ...`, in the schema's order."""
     lines: list[str] = []
     for detail in error.errors(include_url=False):
         path, message = _complaint(detail, origin.data)
@@ -47,10 +47,10 @@ def _complaint(detail: ErrorDetails, data: Any) -> tuple[KeyPath, str]:
     context = detail.get("ctx", {})
     path = _path(detail, data)
     if detail["type"] == "rule":
-        key = str(context.get("key", ""))
-        suffix = tuple(int(part) if part.isdecimal() else part for part in key.split(".") if part)
-        return (*path, *suffix), detail["msg"]
+        return (*path, *context["path"]), detail["msg"]
     if detail["type"] == "missing":
+        if isinstance(path[-1], int):
+            return path[:-1], f"found a list of {path[-1]}; it must have more entries"
         return path, "missing; this key has no default"
     if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):
         return _wrong_kind(path, detail, context)
@@ -60,20 +60,19 @@ def _complaint(detail: ErrorDetails, data: Any) -> tuple[KeyPath, str]:
 def _path(detail: ErrorDetails, data: Any) -> KeyPath:
     """The library's location without the tags of unions, which are not keys of the file."""
     path: list[str | int] = []
-    for part in detail["loc"]:
-        if (isinstance(data, Mapping) and isinstance(part, str) and part in data) or (
-            isinstance(data, Sequence)
-            and not isinstance(data, str)
-            and isinstance(part, int)
-            and part < len(data)
-        ):
+    for depth, part in enumerate(detail["loc"]):
+        if _has(data, part):
             data = data[part]
-        elif part is detail["loc"][-1] and detail["type"] == "missing":
-            data = None
-        else:
+        elif depth < len(detail["loc"]) - 1 or detail["type"] != "missing":
             continue
         path.append(part)
     return tuple(path)
+
+
+def _has(data: Any, part: str | int) -> bool:
+    if isinstance(data, Mapping):
+        return part in data
+    return isinstance(data, list | tuple) and isinstance(part, int) and part < len(data)
 
 
 def _wrong_kind(
@@ -102,16 +101,12 @@ def _rule(detail: ErrorDetails, context: Mapping[str, Any]) -> str:
         word, key = bounds[kind]
         return f"it must be {word} {_number(context[key])}"
     if kind == "literal_error":
-        known = [
-            word.strip(" '") for word in str(context["expected"]).replace(" or ", ",").split(",")
-        ]
-        return f"it must be {context['expected']}; {did_you_mean(str(detail['input']), known)}"
+        words = str(context["expected"]).replace(" or ", ", ").split(",")
+        return did_you_mean(str(detail["input"]), [word.strip(" '") for word in words])
     if kind in ("too_short", "too_long"):
         bound = context.get("min_length", context.get("max_length"))
         word = "at least" if kind == "too_short" else "at most"
         return f"it must have {word} {bound} entries"
-    if kind == "missing":
-        return "it has too few entries"
     message = detail["msg"]
     return message[:1].lower() + message[1:]
 

@@ -11,7 +11,7 @@ from kvasir_scenario.yaml_tree import plain_scalar
 class _Dumper(yaml.SafeDumper):
     """Block style, no aliases, and quotes wherever our reader would not read text back."""
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, _data: Any) -> bool:
         return True
 
 

@@ -8,7 +8,7 @@ from kvasir_scenario.complaints import found
 from kvasir_scenario.data_paths import expand_path
 from kvasir_scenario.origin import Origin
 from kvasir_scenario.overrides import apply_change, apply_settings
-from kvasir_scenario.planning import plan_of
+from kvasir_scenario.planning import Planner, plan_of
 from kvasir_scenario.schema import Scenario
 from kvasir_scenario.validate import scenario_of
 from kvasir_scenario.variants import variants_of
@@ -16,7 +16,11 @@ from kvasir_scenario.yaml_tree import FILE_BYTES_MAX, read_tree
 
 
 def load_scenario(
-    path: Path, overrides: Sequence[str] = (), *, seed: int | None = None
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    seed: int | None = None,
+    planner: Planner | None = None,
 ) -> Scenario:
     """Reads and checks a scenario file, its variants and its plan.
 
@@ -24,11 +28,19 @@ def load_scenario(
         path: The YAML file.
         overrides: `key.path=value` each, as after `--set`; the value is YAML.
         seed: Overrides `run.seed`.
+        planner: Solves `layers: auto`; without it such a scenario is refused.
 
     Raises:
         ScenarioError: One line per complaint: file, line, key, what was found, what is right.
     """
-    return load_text(_read(path), label=str(path), base=path.parent, overrides=overrides, seed=seed)
+    return load_text(
+        _read(path),
+        label=str(path),
+        base=path.parent,
+        overrides=overrides,
+        seed=seed,
+        planner=planner,
+    )
 
 
 def load_text(
@@ -38,6 +50,7 @@ def load_text(
     base: Path = Path(),
     overrides: Sequence[str] = (),
     seed: int | None = None,
+    planner: Planner | None = None,
 ) -> Scenario:
     """As `load_scenario`, from text; `label` stands for the file's name in messages."""
     tree = read_tree(text, label)
@@ -46,15 +59,14 @@ def load_text(
             f"{label}:1: (top level): found {found(tree.data)}; "
             "a scenario is a map with the keys model, ring, workload"
         )
-    places = {key: f"{label}:{line}" for key, line in tree.lines.items()}
-    origin = Origin(label=label, base=base, data=tree.data, places=places)
+    origin = Origin(label=label, base=base, data=tree.data, lines=tree.lines)
     origin = apply_settings(origin, overrides)
     if seed is not None:
         origin = apply_change(origin, "run.seed", seed, f"--seed {seed}")
     scenario = scenario_of(origin)
-    plan_of(scenario)
+    plan_of(scenario, planner)
     for _, variant in variants_of(scenario):
-        plan_of(variant)
+        plan_of(variant, planner)
     return scenario
 
 

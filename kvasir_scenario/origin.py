@@ -16,20 +16,26 @@ class Origin:
     Attributes:
         label: The file's name as the user wrote it.
         base: Directory that relative paths resolve against.
-        data: The file's data after overrides, before defaults.
-        places: Key path to `file:line` or `--set key=value`; a missing key has its parent's place.
+        data: The file's data after changes, before defaults.
+        lines: Key path to line in the file; a key that is not there has its parent's line.
+        changes: Key paths changed since, oldest first, each with its place (`--set key=value`).
     """
 
     label: str = "scenario"
     base: Path = Path()
     data: Mapping[str, Any] = field(default_factory=dict)
-    places: Mapping[KeyPath, str] = field(default_factory=dict)
+    lines: Mapping[KeyPath, int] = field(default_factory=dict)
+    changes: tuple[tuple[KeyPath, str], ...] = ()
 
     def place(self, path: KeyPath) -> str:
+        """`file:line`, or the change that last wrote this key or a map around it."""
+        for changed, place in reversed(self.changes):
+            if path[: len(changed)] == changed:
+                return place
         for length in range(len(path), -1, -1):
-            found = self.places.get(path[:length])
-            if found is not None:
-                return found
+            line = self.lines.get(path[:length])
+            if line is not None:
+                return f"{self.label}:{line}"
         return self.label
 
     def error(self, path: KeyPath, message: str) -> ScenarioError:

@@ -1,6 +1,6 @@
 """From a scenario to the plan, and to the stages one by one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvasir_core.errors import PlanError
@@ -112,9 +112,8 @@ def layers_of(scenario: Scenario, planner: Planner | None = None) -> LayerRanges
     """
     ring, total = scenario.ring, scenario.model.layers
     count = ring.stage_count
-    given = [ring.layers] * count
-    if isinstance(ring.stages, tuple):
-        given = [ring.layers if stage.layers is None else stage.layers for stage in ring.stages]
+    stages = ring.stages if isinstance(ring.stages, tuple) else (Stage(),) * count
+    given = [ring.layers if stage.layers is None else stage.layers for stage in stages]
     if all(value == "auto" for value in given):
         return _planned(scenario, planner)
     if all(value == "even" for value in given):
@@ -134,24 +133,24 @@ def _planned(scenario: Scenario, planner: Planner | None) -> LayerRanges:
     return planner(scenario)
 
 
-def _explicit(scenario: Scenario, given: list[int | tuple[int, int] | str]) -> LayerRanges:
+def _explicit(scenario: Scenario, given: Sequence[int | tuple[int, int] | str]) -> LayerRanges:
     total = scenario.model.layers
     ranges: list[tuple[int, int]] = []
     expected = 0
     for index, value in enumerate(given):
         key = f"ring.stages.{index}.layers"
         if isinstance(value, str):
+            what = "found auto" if value == "auto" else "missing"
             raise scenario.error(
-                key, f"found {value}, while other stages have numbers; give all or none"
+                key, f"{what}, while other stages say their layers; give all of them or none"
             )
         start, stop = (expected, expected + value) if isinstance(value, int) else value
         if start != expected:
-            fault = "overlap" if start < expected else "leave out"
+            fault = "overlap" if start < expected else "leave a gap"
             raise scenario.error(
                 key,
-                f"found [{start}, {stop}); it must start at {expected}, where the stage before "
-                f"stops: these stages {fault} layers {min(start, expected)} to "
-                f"{max(start, expected) - 1}",
+                f"found [{start}, {stop}); it must start at {expected}, where the stage before it "
+                f"stops: the two {fault}",
             )
         ranges.append((start, stop))
         expected = stop

@@ -24,6 +24,7 @@ from kvasir_scenario.schema_types import (
     Section,
     Text,
     broken,
+    broken_at,
     did_you_mean,
 )
 from kvasir_scenario.schema_workload import ClosedWorkload, Workload
@@ -79,7 +80,9 @@ class Scenario(Section):
     question: Text | None = None
     """What the scenario answers; stands at the top of the report."""
     model: Model
-    devices: Annotated[dict[Name, Device], Field(max_length=DEVICES_MAX)] = {}
+    devices: Annotated[dict[Name, Device], Field(max_length=DEVICES_MAX)] = Field(
+        default_factory=dict
+    )
     ring: Ring
     costs: Costs = FixedCosts(kind="fixed")
     policy: Policy = Policy()
@@ -87,7 +90,9 @@ class Scenario(Section):
     slo: Slo = Slo()
     experts: Experts | None = None
     faults: Annotated[tuple[Fault, ...], AsTuple, Field(max_length=FAULTS_MAX)] = ()
-    what_if: Annotated[dict[Name, dict[str, Any]], Field(max_length=VARIANTS_MAX)] = {}
+    what_if: Annotated[dict[Name, dict[str, Any]], Field(max_length=VARIANTS_MAX)] = Field(
+        default_factory=dict
+    )
     """NAME: {key.path: value}: variants that run beside the baseline."""
     run: Run = Run()
     runtime: Runtime = Runtime()
@@ -125,6 +130,29 @@ class Scenario(Section):
             for key, name in named[1:] or named:
                 if name is None and self.ring.device is None:
                     raise broken(key, "missing; costs of kind roofline need a device per stage")
+        return self
+
+    @model_validator(mode="after")
+    def _check_shape(self) -> Self:
+        needs: dict[str, str] = {}
+        if any(hop.bandwidth_bytes_per_s is not None for hop in self.ring.hops[:-1]):
+            needs = dict.fromkeys(("hidden",), "links with a bandwidth carry rows of this width")
+        if isinstance(self.costs, RooflineCosts):
+            mixture = () if self.model.experts is None else ("expert_ffn",)
+            dense = () if mixture else ("ffn",)
+            keys = ("hidden", "heads", "kv_heads", "vocab", *dense, *mixture)
+            needs |= dict.fromkeys(keys, "costs of kind roofline need it")
+        for key, why in needs.items():
+            if getattr(self.model, key) is None:
+                raise broken(f"model.{key}", f"missing; {why} (or name a preset)")
+        return self
+
+    @model_validator(mode="after")
+    def _check_variants(self) -> Self:
+        for name, changes in self.what_if.items():
+            for key in changes:
+                if key.split(".")[0] in ("what_if", "name"):
+                    raise broken_at(("what_if", name, key), "a variant cannot change this key")
         return self
 
     @model_validator(mode="after")

@@ -52,7 +52,7 @@ class Stage(Section):
     """One stage of the ring, and what differs from the ring's defaults."""
 
     layers: StageLayers | None = None
-    """A count, the half-open range [start, stop), or auto (the planner decides); without it `ring.layers`."""
+    """A count, [start, stop), or auto (the planner decides); without it as `ring.layers` says."""
     device: Name | None = None
     """Name of an entry of `devices`; without it `ring.device`."""
     pass_s: Seconds | None = None
@@ -78,6 +78,12 @@ def _refuse_short(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
     if len(stages) < 2:
         raise broken("", f"found a list of {len(stages)}; {_WHY_TWO}")
     return stages
+
+
+def _listed(kv_tokens: int | tuple[int, ...] | str) -> tuple[int, ...]:
+    if isinstance(kv_tokens, tuple):
+        return kv_tokens
+    return (kv_tokens,) if isinstance(kv_tokens, int) else ()
 
 
 class Link(Section):
@@ -163,6 +169,12 @@ class Ring(Section):
             raise broken(
                 "kv_tokens", f"found {len(self.kv_tokens)} entries; there are {count} stages"
             )
+        for index, tokens in enumerate(_listed(self.kv_tokens)):
+            if tokens < self.kv_block:
+                key = f"kv_tokens.{index}" if isinstance(self.kv_tokens, tuple) else "kv_tokens"
+                raise broken(
+                    key, f"found {tokens}; it must hold one block of kv_block ({self.kv_block})"
+                )
         if self.window_max is not None and self.window != "auto" and self.window > self.window_max:
             raise broken(
                 "window", f"found {self.window}; it must be at most window_max ({self.window_max})"

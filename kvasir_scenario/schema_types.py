@@ -63,7 +63,13 @@ def is_number(value: Any) -> bool:
 
 def broken(key: str, message: str) -> PydanticCustomError:
     """A rule between keys is broken; `key` (dotted, relative to the section) gets the blame."""
-    return PydanticCustomError("rule", "{message}", {"message": message, "key": key})
+    path = tuple(int(part) if part.isdecimal() else part for part in key.split(".") if part)
+    return broken_at(path, message)
+
+
+def broken_at(path: tuple[str | int, ...], message: str) -> PydanticCustomError:
+    """As `broken`, for keys that are not plain words."""
+    return PydanticCustomError("rule", "{message}", {"message": message, "path": path})
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -93,5 +99,5 @@ class Section(BaseModel):
             for key in data:
                 if key not in cls.model_fields:
                     hint = did_you_mean(str(key), cls.model_fields)
-                    raise broken(str(key), f"unknown key; {hint}")
+                    raise broken_at((key,), f"unknown key; {hint}")
         return data

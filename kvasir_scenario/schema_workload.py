@@ -16,6 +16,7 @@ from kvasir_scenario.schema_types import (
     Share,
     Text,
     broken,
+    broken_at,
     choose,
     is_number,
 )
@@ -36,11 +37,11 @@ def _percentile_keys(value: Any) -> Any:
         try:
             point = float(key)
         except (TypeError, ValueError):
-            raise broken(str(key), "a percentile must be a number from 0 to 100") from None
+            raise broken_at((key,), "a percentile must be a number from 0 to 100") from None
         if not 0 <= point <= 100:
-            raise broken(str(key), "a percentile must be a number from 0 to 100")
+            raise broken_at((key,), "a percentile must be a number from 0 to 100")
         if point in points:
-            raise broken(str(key), f"the percentile {point:g} stands here twice")
+            raise broken_at((key,), f"the percentile {point:g} stands here twice")
         points[point] = tokens
     return points
 

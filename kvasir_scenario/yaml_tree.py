@@ -80,12 +80,13 @@ def plain_scalar(text: str) -> str | float | bool | None:
     return value
 
 
-def read_tree(text: str, where: str) -> Tree:
+def read_tree(text: str, where: str, *, is_setting: bool = False) -> Tree:
     """Parses one YAML document.
 
     Args:
         text: The document.
         where: Stands before each message: a file's name, or `--set key=value`.
+        is_setting: Messages name neither line nor key: `where` says it all.
 
     Raises:
         ScenarioError: Not YAML, or beyond a limit, or one of the refused constructs.
@@ -98,13 +99,18 @@ def read_tree(text: str, where: str) -> Tree:
         )
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return _Reader(iter(yaml.parse(text, Loader=loader)), where).document()
+        return _Reader(iter(yaml.parse(text, Loader=loader)), where, is_setting).document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = f":{mark.line + 1}" if mark else ""
+        line = f":{mark.line + 1}" if mark and not is_setting else ""
         raise ScenarioError(f"{where}{line}: not valid YAML: {_one_line(error)}") from None
     except (yaml.YAMLError, UnicodeError) as error:
         raise ScenarioError(f"{where}: not valid YAML: {_one_line(error)}") from None
+
+
+def _line(event: yaml.Event) -> int:
+    assert event.start_mark is not None  # Events that come from text carry one.
+    return event.start_mark.line + 1
 
 
 def _one_line(error: Exception) -> str:
@@ -117,7 +123,8 @@ def _one_line(error: Exception) -> str:
 class _Reader:
     """Builds data from parser events; every check happens before the value is kept."""
 
-    def __init__(self, events: Iterator[yaml.Event], where: str) -> None:
+    def __init__(self, events: Iterator[yaml.Event], where: str, is_setting: bool) -> None:
+        self._is_setting = is_setting
         self._events = events
         self._where = where
         self._lines: dict[KeyPath, int] = {}
@@ -129,7 +136,7 @@ class _Reader:
         if isinstance(event, yaml.StreamEndEvent):
             return Tree(None, {})
         root = next(self._events)
-        self._lines[()] = root.start_mark.line + 1
+        self._lines[()] = _line(root)
         data = self._value(root, ())
         next(self._events)  # DocumentEnd
         event = next(self._events)
@@ -138,8 +145,9 @@ class _Reader:
         return Tree(data, self._lines)
 
     def _error(self, event: yaml.Event, path: KeyPath, message: str) -> ScenarioError:
-        line = event.start_mark.line + 1
-        return ScenarioError(f"{self._where}:{line}: {dotted(path)}: {message}")
+        if self._is_setting:
+            return ScenarioError(f"{self._where}: {message}")
+        return ScenarioError(f"{self._where}:{_line(event)}: {dotted(path)}: {message}")
 
     def _value(self, event: yaml.Event, path: KeyPath) -> Any:
         self._check(event, path)
@@ -160,18 +168,19 @@ class _Reader:
             raise self._error(event, path, f"more than {NODES_MAX} values in one file")
         if len(path) > DEPTH_MAX:
             raise self._error(event, path[:4], f"nested more than {DEPTH_MAX} levels deep")
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+        anchor, tag = getattr(event, "anchor", None), getattr(event, "tag", None)
+        if anchor is not None:
             raise self._error(
-                event, path, f"anchors and aliases (&{event.anchor}) are not read; write the value"
+                event, path, f"anchors and aliases ({anchor}) are not read; write the value itself"
             )
-        if getattr(event, "tag", None) is not None:
-            raise self._error(event, path, f"the tag {event.tag} is not read; write a plain value")
+        if tag is not None:
+            raise self._error(event, path, f"the tag {tag} is not read; write a plain value")
 
     def _sequence(self, path: KeyPath) -> list[Any]:
         items: list[Any] = []
         while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
             here = (*path, len(items))
-            self._lines[here] = event.start_mark.line + 1
+            self._lines[here] = _line(event)
             items.append(self._value(event, here))
         return items
 
@@ -186,6 +195,6 @@ class _Reader:
             if key in items:
                 first = self._lines[here]
                 raise self._error(event, here, f"this key stands already in line {first}")
-            self._lines[here] = event.start_mark.line + 1
+            self._lines[here] = _line(event)
             items[key] = self._value(next(self._events), here)
         return items
