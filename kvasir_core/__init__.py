@@ -28,10 +28,10 @@ from kvasir_core.microbatch import BindingLimit, FinishReason, MicroBatch, Span
 from kvasir_core.plan import Plan, split_evenly
 from kvasir_core.ring import Ring
 from kvasir_core.statistics import RingStatistics
-from kvasir_core.units import Epoch, MicroBatchId, Nanos, RequestId, nanos
+from kvasir_core.units import NANOS_PER_SECOND, Epoch, MicroBatchId, Nanos, RequestId, nanos
 
 __all__ = [
-    "BeginEpoch", "BindingLimit", "Cause", "CauseClock", "Deliver", "Epoch", "Finish",
+    "NANOS_PER_SECOND", "BeginEpoch", "BindingLimit", "Cause", "CauseClock", "Deliver", "Epoch", "Finish",
     "FinishReason", "IllegalEvent", "KvasirError", "LapEnded", "Launch", "MicroBatch",
     "MicroBatchId", "Nanos", "Plan", "PlanError", "Preempt", "Refuse", "Release", "ReleaseEnded",
     "RequestArrived", "RequestCancelled", "RequestId", "Ring", "RingDecision", "RingEvent",

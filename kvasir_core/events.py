@@ -58,7 +58,9 @@ class StageReady(NamedTuple):
 class StageTimesMeasured(NamedTuple):
     """What `window: auto` is computed from: means since the last report, and their jitter."""
 
-    holds: tuple[Nanos, ...]  # Per stage: time a micro-batch is computed (and sent, if that occupies).
+    holds: tuple[
+        Nanos, ...
+    ]  # Per stage: time a micro-batch is computed (and sent, if that occupies).
     links: tuple[Nanos, ...]  # Per hop, the tail-to-head return last.
     turnaround: Nanos  # From a tail result at the head to the next submission.
     jitter: Nanos = Nanos(0)  # Spread of one lap (standard deviation).

@@ -138,6 +138,15 @@ class Ring:
         return self._wait_until
 
     @property
+    def is_idle(self) -> bool:
+        """No request is live and every block is free."""
+        return not self._requests and self._queues.blocks_free == self.plan.kv_blocks
+
+    def is_live(self, request: RequestId) -> bool:
+        """Whether the request waits or runs."""
+        return request in self._requests
+
+    @property
     def open(self) -> list[MicroBatch]:
         """Micro-batches in the ring, in the head's order."""
         return [batch for batch, _ in self._open.values()]

@@ -1,0 +1,285 @@
+"""Stages, links and credits in virtual time: micro-batches carried by SimPy callbacks.
+
+One event a stage execution, reused from execution to execution, and one a link crossing that takes
+time. A stage takes the first micro-batch of its input, computes it, and holds it until the next
+stage has a free input slot and takes it over; links are latency (pipelined) and bytes (in order).
+Nothing here decides what runs: `shell.py` asks the core.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import simpy
+from simpy.events import NORMAL
+
+from kvasir_core import MicroBatch, Plan, RequestId
+from kvasir_sim.links import LinkCost
+
+Callback = Callable[[simpy.Event], None]
+
+
+class Flight:
+    """A micro-batch on its lap, with its stamps: received, start, end, sent per stage so far."""
+
+    __slots__ = ("after", "batch", "before", "composed", "holds", "received", "stamps", "start")
+
+    def __init__(self, batch: MicroBatch, composed: int, holds: Sequence[int]) -> None:
+        self.batch = batch
+        self.composed = composed
+        self.holds = holds
+        self.received = composed
+        self.start = 0
+        self.stamps: list[int] = []
+        self.before: list[tuple[RequestId, ...]] = []  # Releases that travel in front of it,
+        self.after: list[tuple[RequestId, ...]] = []  # and behind it.
+
+
+class Recurring(simpy.Event):
+    """An event that is scheduled again after it was processed: no allocation a hop."""
+
+    def __init__(self, env: simpy.Environment, callback: Callback) -> None:
+        super().__init__(env)
+        self._ok = True
+        self._value = None
+        self._mine: Any = [callback]
+
+    def again(self, delay: int, priority: Any = NORMAL) -> None:
+        """Fire once more, `delay` nanoseconds from now."""
+        self.callbacks = self._mine
+        self.env.schedule(self, priority, delay)
+
+
+class Link:
+    """A hop that takes time: bytes in order of sending, then latency that any number share."""
+
+    __slots__ = (
+        "_arrive",
+        "_env",
+        "_events",
+        "_flying",
+        "busy_ns",
+        "cost",
+        "delay_ns",
+        "free_at",
+        "slower",
+    )
+
+    def __init__(
+        self, env: simpy.Environment, cost: LinkCost, arrive: Callable[[Flight], None]
+    ) -> None:
+        self.cost = cost
+        self.free_at = 0  # When the last byte of the last micro-batch is out.
+        self.busy_ns = 0  # Time that bytes were on it.
+        self.delay_ns = 0  # Extra latency, by a fault.
+        self.slower = 1.0  # Times as slow, by a fault.
+        self._env = env
+        self._arrive = arrive
+        self._flying: deque[tuple[int, Flight]] = deque()
+        self._events: list[Recurring] = []
+
+    @property
+    def latency_ns(self) -> int:
+        """From the last byte out to its arrival, now."""
+        return round(self.cost.latency_ns * self.slower) + self.delay_ns
+
+    def transfer_ns(self, rows: int) -> int:
+        """Time that the bytes of so many rows occupy the link now."""
+        return round(self.cost.transfer_ns(rows) * self.slower)
+
+    def send(self, flight: Flight, rows: int) -> None:
+        """Put a micro-batch on the link; it arrives in order."""
+        now = int(self._env.now)
+        if self.cost.occupies_sender:  # Its bytes went out while the stage held it.
+            out = max(now, self.free_at)
+        else:
+            transfer = self.transfer_ns(rows)
+            out = max(now, self.free_at) + transfer
+            self.busy_ns += transfer
+        self.free_at = out
+        due = out + self.latency_ns
+        if self._flying:
+            due = max(due, self._flying[-1][0])
+        self._flying.append((due, flight))
+        event = self._events.pop() if self._events else Recurring(self._env, self._arrived)
+        event.again(due - now)
+
+    def _arrived(self, event: simpy.Event) -> None:
+        assert isinstance(event, Recurring)
+        self._events.append(event)
+        if self._flying:  # Else the ring was reborn meanwhile and what flew is lost.
+            if self._flying[0][0] > self._env.now:
+                return
+            self._arrive(self._flying.popleft()[1])
+
+    def clear(self) -> None:
+        """Everything on the link is lost."""
+        self._flying.clear()
+
+
+class Stage:
+    """One stage: an input queue, and at most one micro-batch in hand."""
+
+    __slots__ = (
+        "_event", "_flight", "_pipeline", "_queue", "index", "is_blocked", "link", "next",
+        "occupying", "previous", "slots", "slower",
+    )  # fmt: skip
+
+    def __init__(self, pipeline: "Pipeline", index: int, slots: int) -> None:
+        self.index = index
+        self.slots = slots  # Free places in the input; the head's queue is the ring's window.
+        self.slower = 1.0
+        self.is_blocked = False
+        self.next: Stage | None = None
+        self.previous: Stage | None = None
+        self.link: Link | None = None
+        self.occupying: Link | None = None  # The outgoing link, if sending occupies this stage.
+        self._pipeline = pipeline
+        self._queue: deque[Flight] = deque()
+        self._flight: Flight | None = None
+        self._event = Recurring(pipeline.env, self._ended)
+
+    def receive(self, flight: Flight) -> None:
+        """A micro-batch arrived in the input."""
+        flight.received = int(self._pipeline.env.now)
+        if self._flight is None and not self._queue:
+            self._start(flight)
+        else:
+            self._queue.append(flight)
+
+    def _start(self, flight: Flight) -> None:
+        self._flight = flight
+        flight.start = int(self._pipeline.env.now)
+        hold = flight.holds[self.index]
+        if self.slower != 1.0:
+            hold = round(hold * self.slower)
+        if self.occupying is not None:
+            hold += self.occupying.transfer_ns(self._pipeline.rows_on_hop(self.index, flight.batch))
+        self._event.again(hold)
+        previous = self.previous
+        if previous is not None:
+            self.slots += 1
+            if previous.is_blocked:
+                previous.unblock()
+
+    def _ended(self, event: simpy.Event) -> None:
+        if event is not self._event:
+            return  # Of a computation that was lost with its epoch.
+        flight = self._flight
+        assert flight is not None
+        now = int(self._pipeline.env.now)
+        following = self.next
+        if following is not None:
+            if following.slots <= 0:
+                self.is_blocked = True
+                flight.stamps += (flight.received, flight.start, now)
+                return
+            following.slots -= 1
+        flight.stamps += (flight.received, flight.start, now, now)
+        self._hand_over(flight)
+
+    def unblock(self) -> None:
+        """The next stage has a free input slot."""
+        flight, following = self._flight, self.next
+        assert flight is not None
+        assert following is not None
+        self.is_blocked = False
+        following.slots -= 1
+        flight.stamps.append(int(self._pipeline.env.now))
+        self._hand_over(flight)
+
+    def _hand_over(self, flight: Flight) -> None:
+        if self._queue:
+            self._start(self._queue.popleft())
+        else:
+            self._flight = None
+        link = self.link
+        if link is not None:
+            link.send(flight, self._pipeline.rows_on_hop(self.index, flight.batch))
+        elif self.next is not None:
+            self.next.receive(flight)
+        else:
+            self._pipeline.on_return(flight)
+
+    def in_hand(self) -> Flight | None:
+        """The micro-batch that it computes or is blocked with."""
+        return self._flight
+
+    def clear(self, slots: int) -> None:
+        """Drop everything; a computation under way is lost."""
+        self._queue.clear()
+        self._flight = None
+        self.is_blocked = False
+        self.slots = slots
+        self._event = Recurring(self._pipeline.env, self._ended)
+
+
+class Pipeline:
+    """The stages in order and the links between them; the last link returns to the head."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        plan: Plan,
+        links: list[LinkCost],
+        turnaround_ns: int,
+        on_return: Callable[[Flight], None],
+    ) -> None:
+        self.env = env
+        self.on_return = on_return
+        self._slots = plan.credits if plan.credits is not None else 1 << 62
+        self.stages = [Stage(self, k, self._slots) for k in range(plan.stages)]
+        self.links: list[Link] = []
+        self.open: dict[int, Flight] = {}
+        for index, stage in enumerate(self.stages):
+            is_tail = index == plan.stages - 1
+            arrive = self._returned if is_tail else self.stages[index + 1].receive
+            cost = links[index]
+            if is_tail and turnaround_ns:
+                cost = LinkCost(
+                    cost.latency_ns + turnaround_ns, cost.row_bytes, cost.bandwidth_bytes_per_s,
+                    cost.occupies_sender,
+                )  # fmt: skip
+            link = Link(env, cost, arrive)
+            self.links.append(link)
+            stage.link = link if cost.latency_ns or cost.bandwidth_bytes_per_s is not None else None
+            stage.occupying = link if cost.occupies_sender and stage.link is not None else None
+            if not is_tail:
+                stage.next = self.stages[index + 1]
+                stage.next.previous = stage
+
+    def _returned(self, flight: Flight) -> None:
+        self.on_return(flight)
+
+    def rows_on_hop(self, index: int, batch: MicroBatch) -> int:
+        """Rows that cross the hop behind stage `index`: all of them, or the tail's output rows."""
+        if index == len(self.stages) - 1:
+            return batch.decodes + len(batch.completing)
+        return batch.row_count
+
+    def submit(self, flight: Flight) -> None:
+        """Put a fresh micro-batch into the head's input."""
+        self.stages[0].receive(flight)
+
+    def use_links(self) -> None:
+        """Route through every link from now on, also through those that took no time."""
+        for stage, link in zip(self.stages, self.links, strict=True):
+            stage.link = link
+
+    def partial_stamps(self, flight: Flight, now: int) -> list[int]:
+        """Stamps of an unfinished lap, as if the stage that holds it had sent it now."""
+        stamps = list(flight.stamps)
+        for stage in self.stages:
+            if stage.in_hand() is flight:
+                if stage.is_blocked:
+                    stamps.append(now)
+                else:
+                    stamps += (flight.received, flight.start, now, now)
+        return stamps
+
+    def clear(self) -> None:
+        """Everything in the ring is lost."""
+        for stage in self.stages:
+            stage.clear(self._slots)
+        for link in self.links:
+            link.clear()
