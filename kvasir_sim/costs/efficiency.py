@@ -17,7 +17,7 @@ class Efficiency:
             cache holds. (The profiler ran qkv and o over and over: their weights stayed in the
             128 MB cache, and a fit to them gives three times the bandwidth that there is.)
         matrix_flops: Of peak FLOP/s, dense matrices of many rows. Fitted to qkv and o.
-        kernel_s: Floor of one small kernel: the smallest of the table.
+        kernel_s: Floor of one small kernel: the smallest that the table gives.
         expert_memory, expert_flops, expert_s: The same for one layer of routed experts, whose
             floor covers its several kernels.
         decode_memory, decode_s: Attention of decodes alone: KV over bandwidth, and a floor.
@@ -29,20 +29,20 @@ class Efficiency:
     """
 
     matrix_memory: float = 0.91
-    matrix_flops: float = 0.60
-    kernel_s: float = 2.0e-6
-    expert_memory: float = 0.87
-    expert_flops: float = 0.39
-    expert_s: float = 8.0e-6
-    decode_memory: float = 0.85
+    matrix_flops: float = 0.62
+    kernel_s: float = 1.84e-6
+    expert_memory: float = 0.86
+    expert_flops: float = 0.38
+    expert_s: float = 4.4e-6
+    decode_memory: float = 0.83
     decode_s: float = 1.2e-5
-    prompt_flops: float = 0.55
-    prompt_memory: float = 0.62
-    prompt_s: float = 2.8e-6
-    tile_positions: float = 175.0
+    prompt_flops: float = 0.556
+    prompt_memory: float = 0.617
+    prompt_s: float = 2.2e-6
+    tile_positions: float = 180.0
     empty_tile_s: float = 2.0e-9
+    sampler_memory: float = 0.83
     sampler_s: float = 9.4e-6
-    sampler_memory: float = 1.0
     pass_s: float = 1.0e-4
 
 

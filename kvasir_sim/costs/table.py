@@ -157,7 +157,7 @@ class TableCosts:
     def describe(self) -> list[str]:
         return [
             (
-                f"costs: tables of one layer, measured ({self._source}); rows up to {self._rows_max}, "
+                f"costs: tables of one layer, measured ({self._source}); rows to {self._rows_max}, "
                 f"decodes up to {len(self._decode) - 1}, sending occupies the sender; a lookup "
                 "outside the tables is an error"
             )
