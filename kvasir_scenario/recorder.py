@@ -8,6 +8,7 @@ So memory does not grow with micro-batches, and one costs a microsecond before i
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Protocol
 
@@ -28,6 +29,9 @@ from kvasir_scenario.tables import Ints, TableWriter
 
 FLUSH_LAPS = 4096  # About 10 MB of lists; the fixed cost of a flush is spread over so many laps.
 STAMPS = 4  # Per stage: received, start, end, sent.
+COLUMNS = tuple(
+    attrgetter(name) for name in ("id", "requests", "decodes", "row_count", "binding")
+)  # Of a MicroBatch.
 SAMPLE_INTS = 4  # Time, waiting, running, KV blocks in use.
 
 
@@ -77,7 +81,11 @@ class Recorder:
         self._trace_failed_at: list[Ints] = []
         self._width = STAMPS * plan.stages
         self._has_cut = False
-        self._laps: list[tuple[MicroBatch, int, int, tuple[RequestId, ...]]] = []
+        # One list per column: 4096 tuples would cost a garbage collection a flush.
+        self._batches: list[MicroBatch] = []
+        self._composed: list[int] = []
+        self._returned: list[int] = []
+        self._delivered: list[tuple[RequestId, ...]] = []
         self._stamps: list[int] = []
         self._samples: list[int] = []
         self._offers: list[int] = []
@@ -128,9 +136,12 @@ class Recorder:
             delivered: Requests that got a token (the `Deliver` order's).
             stamps: Per stage in order: received, start, end, sent (ns).
         """
-        self._laps.append((micro_batch, composed_ns, returned_ns, delivered))
+        self._batches.append(micro_batch)
+        self._composed.append(composed_ns)
+        self._returned.append(returned_ns)
+        self._delivered.append(delivered)
         self._stamps += stamps
-        if len(self._laps) >= FLUSH_LAPS:
+        if len(self._batches) >= FLUSH_LAPS:
             self._flush()
 
     def lost(
@@ -145,8 +156,11 @@ class Recorder:
         known = [stamp if stamp <= cut_ns else absent for stamp in stamps]
         self._has_cut = True
         self._stamps += known + [absent] * (self._width - len(known))
-        self._laps.append((micro_batch, composed_ns, NOT_YET, ()))
-        if len(self._laps) >= FLUSH_LAPS:
+        self._batches.append(micro_batch)
+        self._composed.append(composed_ns)
+        self._returned.append(NOT_YET)
+        self._delivered.append(())
+        if len(self._batches) >= FLUSH_LAPS:
             self._flush()
 
     def finished(self, request: RequestId, at_ns: int, reason: FinishReason) -> None:
@@ -171,7 +185,7 @@ class Recorder:
 
     def _flush(self) -> None:
         self._flush_requests_offered()
-        if self._laps:
+        if self._batches:
             self._flush_laps()
         self._flush_requests_ended()
 
@@ -198,17 +212,18 @@ class Recorder:
             self._writers["samples"].write([tables.seconds(columns[:, 0]), *counts])
 
     def _flush_laps(self) -> None:
-        batches, composed, returned, delivered = zip(*self._laps, strict=True)
-        ids, _, requests, _, _, decodes, _, rows, _, binding = zip(*batches, strict=True)
+        composed, returned = self._composed, self._returned
+        ids, requests, decodes, rows, binding = (
+            list(map(column, self._batches)) for column in COLUMNS
+        )
         spans = list(map(len, requests))
         self._feed_meters(composed, rows)
-        self._deliver(returned, delivered)
+        self._deliver()
+        spans_column, decode_column = np.array(spans, np.int64), np.array(decodes, np.int64)
+        chunks = spans_column - decode_column
         members: list[int] = []
-        chunks: list[int] = []
-        for requests_of, decodes_of, spans_of in zip(requests, decodes, spans, strict=True):
-            chunks.append(spans_of - decodes_of)
-            if spans_of > decodes_of:
-                members += requests_of[decodes_of:]
+        for lap in np.flatnonzero(chunks).tolist():
+            members += requests[lap][decodes[lap] :]
         if members:
             times = np.repeat(np.array(composed, np.int64), chunks)
             self._ledger.compose(np.array(members, np.int64), times)
@@ -216,26 +231,36 @@ class Recorder:
         self._spans += sum(spans)
         self._rows += sum(rows)
         if self._writers:
-            self._write_laps(ids, composed, returned, rows, decodes, spans, binding)
-        self._laps.clear()
-        self._stamps.clear()
+            id_column, row_column = np.array(ids, np.int64), np.array(rows, np.int32)
+            self._writers["micro_batches"].write([
+                id_column,
+                tables.seconds(np.array(composed, np.int64)),
+                tables.seconds(np.array(returned, np.int64)),
+                row_column,
+                row_column - decode_column.astype(np.int32),
+                decode_column.astype(np.int32),
+                spans_column.astype(np.int32),
+                pa.array(binding, pa.string()),
+            ])  # fmt: skip
+            self._write_stages(id_column)
+        for lists in (
+            self._batches, self._composed, self._returned, self._delivered, self._stamps,
+        ):  # fmt: skip
+            lists.clear()
         self._has_cut = False
 
-    def _deliver(
-        self, returned: tuple[int, ...], delivered: tuple[tuple[RequestId, ...], ...]
-    ) -> None:
-        counts = np.fromiter(map(len, delivered), np.int64, len(delivered))
-        ids = np.fromiter(chain.from_iterable(delivered), np.int64, int(counts.sum()))
-        self._ledger.deliver(ids, np.repeat(np.array(returned, np.int64), counts))
+    def _deliver(self) -> None:
+        counts = np.fromiter(map(len, self._delivered), np.int64, len(self._delivered))
+        ids = np.fromiter(chain.from_iterable(self._delivered), np.int64, int(counts.sum()))
+        self._ledger.deliver(ids, np.repeat(np.array(self._returned, np.int64), counts))
 
-    def _feed_meters(self, composed: tuple[int, ...], rows: tuple[int, ...]) -> None:
+    def _feed_meters(self, composed: list[int], rows: list[int]) -> None:
         stamps, width = self._stamps, self._width
         for stage, meter in enumerate(self._meters):
             started, ended, sent = (
                 stamps[STAMPS * stage + part :: width] for part in range(1, STAMPS)
             )
-            composed_here: Sequence[int] = composed
-            rows_here: Sequence[int] = rows
+            composed_here, rows_here = composed, rows
             if self._has_cut:
                 here = [lap for lap, start in enumerate(started) if start >= 0]
                 started = [started[lap] for lap in here]
@@ -248,39 +273,17 @@ class Recorder:
             meter.rows += sum(rows_here)
         self._causes.drain_before(min(meter.accounted_until for meter in self._meters))
 
-    def _write_laps(
-        self,
-        ids: tuple[int, ...],
-        composed: tuple[int, ...],
-        returned: tuple[int, ...],
-        rows: tuple[int, ...],
-        decodes: tuple[int, ...],
-        spans: list[int],
-        binding: tuple[BindingLimit, ...],
-    ) -> None:
-        id_column, row_column, decode_column = (
-            np.array(column, np.int64) for column in (ids, rows, decodes)
-        )
-        self._writers["micro_batches"].write([
-            id_column,
-            tables.seconds(np.array(composed, np.int64)),
-            tables.seconds(np.array(returned, np.int64)),
-            row_column.astype(np.int32),
-            (row_column - decode_column).astype(np.int32),
-            decode_column.astype(np.int32),
-            np.array(spans, np.int32),
-            pa.array(binding, pa.string()),
-        ])  # fmt: skip
+    def _write_stages(self, id_column: Ints) -> None:
         stages = self._plan.stages
         stamps = np.array(self._stamps, np.int64).reshape(-1, STAMPS)
-        stage_column = np.tile(np.arange(stages, dtype=np.int32), len(ids))
+        stage_column = np.tile(np.arange(stages, dtype=np.int32), id_column.size)
         batch_column = np.repeat(id_column, stages)
         if self._has_cut:  # A stage that a lost micro-batch never reached has no row.
             reached = stamps[:, 0] >= 0
             stamps, stage_column, batch_column = (
                 stamps[reached], stage_column[reached], batch_column[reached],
             )  # fmt: skip
-        times = [tables.seconds(np.ascontiguousarray(stamps[:, part])) for part in range(STAMPS)]
+        times = [tables.seconds(column) for column in np.ascontiguousarray(stamps.T)]
         self._writers["stages"].write([stage_column, batch_column, *times])
 
     # ------------------------------------------------------------------ the end

@@ -59,8 +59,7 @@ class TableWriter:
         self._parquet = pq.ParquetWriter(
             partial_path(self._targets[0]),
             schema,
-            compression="zstd",
-            compression_level=1,
+            compression="snappy",  # A third of zstd's time for a tenth more bytes.
             use_dictionary=[field.name for field in schema if field.type == pa.string()],
             write_statistics=False,
             store_schema=False,
