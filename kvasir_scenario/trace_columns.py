@@ -108,9 +108,7 @@ def numbers(values: Sequence[str], place: Place, unit_ns: int) -> tuple[Times, i
             place.refuse(index, value, "an arrival time is a finite number of at least 0")
         nanos = round(Decimal(value.strip()) * unit_ns)
         if nanos > 2 * SPAN_NS_MAX:
-            place.refuse(
-                index, value, "the time does not fit 64 bits of nanoseconds; see time_unit"
-            )
+            place.refuse(index, value, "does not fit the clock: is workload.time_unit right?")
         exact.append(nanos)
     return np.array(exact, dtype=np.int64), 1
 

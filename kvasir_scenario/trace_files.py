@@ -29,6 +29,7 @@ SIGNATURES = (  # First bytes of what people have instead of a text file, and wh
     (b"<!DOCTYPE", "is an HTML page, not the data: fetch the raw file"),
     (b"<html", "is an HTML page, not the data: fetch the raw file"),
 )
+EMPTY = "holds no request; a trace has at least one"
 BOM = b"\xef\xbb\xbf"
 
 
@@ -63,8 +64,8 @@ def check_trace_file(path: Path) -> None:
         ) from error
     if status.st_size > FILE_BYTES_MAX:
         refuse(path, f"has {status.st_size} bytes; a trace has at most {FILE_BYTES_MAX}")
-    if not first.removeprefix(BOM).strip():
-        refuse(path, "is empty; a trace has at least one request")
+    if not first.removeprefix(BOM):
+        refuse(path, EMPTY)
     for signature, meaning in SIGNATURES:
         if first.startswith(signature):
             refuse(path, meaning)
