@@ -1,0 +1,413 @@
+"""The ring's stages as the bridge sees them: who has joined, who is alive, who knows which epoch.
+
+Every epoch, the first too, begins with the same barrier, each step waiting for all stages:
+loaded -> idle (nothing older is left) -> listening -> wired (the next stage has answered). A stage
+is lost when its process ends (pidfd), its beats stop (also while it is only stopped), it computes
+one micro-batch far too long, it says so itself, or the connection to its upstream breaks.
+"""
+
+import hmac
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+from kvasir_core.plan import Plan
+from kvasir_core.units import Epoch
+from kvasir_rt import wire
+from kvasir_rt.agent import boot_id
+from kvasir_rt.link import Inbox, Traffic
+from kvasir_rt.ring_errors import RingDown, WireError
+from kvasir_rt.supervisor import StageProcess, Supervisor
+
+PULSE_NS = 500_000_000
+SILENCE_NS = 1_400_000_000  # Seven beats; a stopped stage is found in under 2 s.
+PAUSE_NS = 700_000_000  # The bridge itself stood still for longer: nobody else is to blame.
+WIRING_NS = 5_000_000_000
+HOLD_FACTOR = 20  # Times the median hold per row before a computation counts as stuck.
+HOLD_FLOOR_NS = 1_500_000_000
+HOLD_FIRST_NS = 60_000_000_000  # Until holds are known: a first pass may compile or page in.
+HOLDS_KEPT = 256
+LINK_GRACE_NS = 200_000_000  # A broken link is mostly a dead process, which pidfd names better.
+
+log = logging.getLogger("kvasir.ring")
+
+
+class Step(IntEnum):
+    """How far a stage is in the barrier of the current epoch."""
+
+    ABSENT = 0
+    LOADING = 1
+    LOADED = 2
+    IDLE = 3
+    LISTENING = 4
+    WIRED = 5
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One stage of the ring, whichever process is it now."""
+
+    stage: int
+    is_local: bool
+    step: Step = Step.ABSENT
+    peer: bytes = b""
+    join: wire.Join | None = None
+    endpoint: str = ""
+    loaded_bytes: int = 0
+    since_ns: int = 0  # When the current step began.
+    heard_ns: int = 0
+    beat: wire.Beat | None = None
+    clock_offset_ns: int = 0  # Its clock minus ours.
+    round_trip_ns: int = 1 << 62  # Of the pulse that gave the offset.
+    restarts: int = 0
+    holds: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=HOLDS_KEPT))
+    link_broken_ns: int | None = None  # When its upstream reported it.
+
+    @property
+    def pid(self) -> int | None:
+        return self.join.pid if self.join is not None else None
+
+    def hold_limit_ns(self, rows: int) -> int:
+        """How long a micro-batch of so many rows may be computed."""
+        if len(self.holds) < 8:
+            return HOLD_FIRST_NS
+        held, rows_seen = sorted(self.holds)[len(self.holds) // 2]
+        return max(HOLD_FLOOR_NS, HOLD_FACTOR * held * max(1, -(-rows // rows_seen)))
+
+
+class Loss(NamedTuple):
+    """A stage is lost. If `is_dead` its process is gone or must go, else only frames are."""
+
+    stage: int
+    why: str
+    is_dead: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrewOptions:
+    """What the crew is to become.
+
+    Attributes:
+        plan: The ring's plan.
+        dtype: Of boundaries and computation, such as `float32`.
+        compute: What stages do.
+        remote: Stages that join from elsewhere; the others are spawned here.
+        secret: What a joining stage must know.
+        load_max_s: Longest time from joining to loaded.
+        rejoin_max_s: How long a lost remote stage may stay away.
+        restarts_max: More losses than this within `restart_window_s` end the ring.
+        restart_window_s: See `restarts_max`.
+    """
+
+    plan: Plan
+    dtype: str
+    compute: wire.ComputeSpec
+    remote: frozenset[int] = frozenset()
+    secret: str
+    load_max_s: float = 600.0
+    rejoin_max_s: float = 120.0
+    restarts_max: int = 10
+    restart_window_s: float = 60.0
+
+
+class Crew:
+    """The members, their control lines and the barrier."""
+
+    def __init__(
+        self,
+        options: CrewOptions,
+        control: Inbox,
+        supervisor: Supervisor,
+        traffic: Traffic,
+        *,
+        wiring_of: Callable[[int], wire.Wiring],
+    ) -> None:
+        """Nobody is here yet.
+
+        Args:
+            options: The ring's fixed facts.
+            control: Where stages report.
+            supervisor: Who spawns the local ones.
+            traffic: Counts control bytes.
+            wiring_of: The neighbours of a stage in this epoch.
+        """
+        self.options = options
+        self.members = [
+            Member(stage, stage not in options.remote) for stage in range(options.plan.stages)
+        ]
+        self.epoch = Epoch(0)
+        self._control = control
+        self._supervisor = supervisor
+        self._traffic = traffic
+        self._wiring_of = wiring_of
+        self._by_peer: dict[bytes, Member] = {}
+        self._boot = boot_id()
+        self._losses: deque[int] = deque()
+        self._next_pulse = 0
+        self._checked_ns = time.monotonic_ns()
+        self._found: list[Loss] = []
+        self._has_been_up = False
+
+    # ------------------------------------------------------------------ life
+
+    def spawn_absent(self) -> list[StageProcess]:
+        """Spawn every local stage that has no process; returns the new ones."""
+        spawned = []
+        for member in self.members:
+            if member.is_local and member.stage not in self._supervisor.children:
+                spawned.append(self._supervisor.spawn(member.stage))
+                member.since_ns = time.monotonic_ns()
+        return spawned
+
+    def begin_epoch(self, epoch: Epoch) -> None:
+        """All that are here drop what is older."""
+        self.epoch = epoch
+        for member in self.members:
+            member.link_broken_ns = None
+            if member.step >= Step.LOADED:
+                self._enter(member, Step.LOADED)
+                self._send(member, wire.NewEpoch(epoch))
+
+    def lose(self, loss: Loss) -> str:
+        """Remove a dead stage's process and make room for its successor.
+
+        Returns:
+            How the process ended, for people.
+
+        Raises:
+            RingDown: There were too many losses, or the ring has never been up.
+        """
+        member = self.members[loss.stage]
+        why = loss.why
+        if loss.is_dead:
+            self._by_peer.pop(member.peer, None)
+            if member.stage in self._supervisor.children:
+                pid = self._supervisor.children[member.stage].pid
+                how = self._supervisor.end(member.stage)
+                why = f"{why} (process {pid}: {how})"
+            elif member.step > Step.ABSENT:
+                self._control.send(member.peer, wire.Stop(why))
+            restarts = member.restarts + 1
+            holds = member.holds
+            member = Member(member.stage, member.is_local, restarts=restarts, holds=holds)
+            member.since_ns = time.monotonic_ns()
+            self.members[loss.stage] = member
+        if not self._has_been_up:
+            raise RingDown(f"stage {loss.stage} did not start: {why}")
+        now = time.monotonic_ns()
+        window_ns = int(self.options.restart_window_s * 1e9)
+        self._losses.append(now)
+        while self._losses[0] < now - window_ns:
+            self._losses.popleft()
+        if len(self._losses) > self.options.restarts_max:
+            raise RingDown(
+                f"gave up: {len(self._losses)} stages were lost within "
+                f"{self.options.restart_window_s:g} s (at most {self.options.restarts_max} are "
+                f"replaced); the last was stage {loss.stage}: {why}"
+            )
+        return why
+
+    def stop(self, why: str = "") -> None:
+        """Ask everybody to leave."""
+        for member in self.members:
+            if member.step > Step.ABSENT:
+                self._control.send(member.peer, wire.Stop(why))
+
+    @property
+    def is_wired(self) -> bool:
+        """Whether every stage has completed the barrier of this epoch."""
+        is_up = all(member.step is Step.WIRED for member in self.members)
+        self._has_been_up |= is_up
+        return is_up
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether the head takes connections for this epoch."""
+        return all(member.step >= Step.LISTENING for member in self.members)
+
+    # ------------------------------------------------------------------ what stages say
+
+    def hear(self) -> None:
+        """Take in all control messages that wait."""
+        while (message := self._control.receive()) is not None:
+            self._traffic.add("in", "control", len(message.header))
+            try:
+                said = wire.decode_to_bridge(message.header)
+            except WireError as error:
+                log.warning("dropped a control message: %s", error)
+                continue
+            if isinstance(said, wire.Join):
+                self._admit(message.peer, said)
+                continue
+            member = self._by_peer.get(message.peer)
+            if member is not None:
+                member.heard_ns = time.monotonic_ns()
+                self._take_in(member, said)
+
+    def _admit(self, peer: bytes, join: wire.Join) -> None:
+        why = ""
+        member: Member | None = None
+        if not hmac.compare_digest(join.secret.encode(), self.options.secret.encode()):
+            why = "the token is not this ring's"
+        elif join.protocol != wire.PROTOCOL:
+            why = f"protocol version differs: yours is {join.protocol}, here it is {wire.PROTOCOL}"
+        else:
+            member = self._vacancy(join.stage)
+            compute = self.options.compute
+            if member is None:
+                why = "no stage of this ring is vacant for you"
+            elif (
+                isinstance(compute, wire.ModelSpec)
+                and not member.is_local
+                and join.sha256 != compute.sha256
+            ):
+                why = f"model file differs: yours is {join.sha256}, the plan's is {compute.sha256}"
+        if why or member is None:
+            log.warning("refused a stage from %s: %s", join.host, why)
+            self._control.send(peer, wire.Stop(why))
+            return
+        member.peer, member.join = peer, join
+        member.heard_ns = time.monotonic_ns()
+        self._by_peer[peer] = member
+        self._enter(member, Step.LOADING)
+        options = self.options
+        self._send(
+            member,
+            wire.Assign(
+                protocol=wire.PROTOCOL,
+                plan=options.plan,
+                digest=options.plan.digest,
+                stage=member.stage,
+                dtype=options.dtype,
+                compute=options.compute,
+            ),
+        )
+
+    def _vacancy(self, wanted: int | None) -> Member | None:
+        for member in self.members:
+            fits = member.is_local if wanted is not None else not member.is_local
+            if member.step is Step.ABSENT and fits and wanted in {None, member.stage}:
+                return member
+        return None
+
+    def _take_in(self, member: Member, said: wire.ToBridge) -> None:
+        match said:
+            case wire.Loaded(digest, endpoint, loaded_bytes):
+                if digest != self.options.plan.digest:
+                    self._report(member, f"it loaded plan {digest}", is_dead=True)
+                    return
+                member.endpoint, member.loaded_bytes = endpoint, loaded_bytes
+                self._enter(member, Step.LOADED)
+                self._send(member, wire.NewEpoch(self.epoch))
+            case wire.Idle(epoch):
+                self._advance(member, epoch, Step.IDLE)
+            case wire.Listening(epoch):
+                self._advance(member, epoch, Step.LISTENING)
+            case wire.Wired(epoch):
+                self._advance(member, epoch, Step.WIRED)
+            case wire.Echo(bridge_ns, stage_ns):
+                self._set_clock(member, bridge_ns, stage_ns)
+            case wire.Beat():
+                member.beat = said
+            case wire.LinkLost(epoch):
+                if epoch == self.epoch:
+                    follower = self.members[(member.stage + 1) % len(self.members)]
+                    follower.link_broken_ns = time.monotonic_ns()
+            case wire.Failed(why):
+                self._report(member, why, is_dead=True)
+            case wire.Join():
+                raise AssertionError("a Join is admitted, not taken in")
+
+    def _advance(self, member: Member, epoch: Epoch, step: Step) -> None:
+        if epoch != self.epoch or step != member.step + 1:
+            return  # Said before it knew of this epoch.
+        self._enter(member, step)
+        if any(other.step < step for other in self.members):
+            return
+        if step is Step.IDLE:
+            for other in self.members:
+                self._send(other, self._wiring_of(other.stage))
+        elif step is Step.LISTENING:
+            for other in self.members:
+                self._send(other, wire.Connect(self.epoch))
+
+    def _set_clock(self, member: Member, bridge_ns: int, stage_ns: int) -> None:
+        """Half a round trip is the error; the quickest pulse before the first lap decides."""
+        now = time.monotonic_ns()
+        if member.join is None or member.join.boot == self._boot or member.step is Step.WIRED:
+            return
+        if now - bridge_ns < member.round_trip_ns:
+            member.round_trip_ns = now - bridge_ns
+            member.clock_offset_ns = stage_ns - (bridge_ns + now) // 2
+
+    # ------------------------------------------------------------------ who is alive
+
+    def check(self) -> list[Loss]:
+        """Pulse, and find out who is lost since the last call."""
+        now = time.monotonic_ns()
+        if now - self._checked_ns > PAUSE_NS:
+            for member in self.members:  # We stood still, so we could not hear them.
+                member.heard_ns = member.since_ns = now
+        self._checked_ns = now
+        for stage in self._supervisor.ended():
+            self._report(self.members[stage], "its process ended", is_dead=True)
+        for member in self.members:
+            self._check_member(member, now)
+        if now >= self._next_pulse:
+            self._next_pulse = now + PULSE_NS
+            for member in self.members:
+                if member.step > Step.ABSENT:
+                    self._send(member, wire.Pulse(now))
+        found, self._found = self._found, []
+        by_stage: dict[int, Loss] = {}
+        for loss in found:
+            known = by_stage.get(loss.stage)
+            if known is None or (loss.is_dead and not known.is_dead):
+                by_stage[loss.stage] = loss
+        return list(by_stage.values())
+
+    def _check_member(self, member: Member, now: int) -> None:
+        since = now - member.since_ns
+        if member.step is Step.ABSENT:
+            limit_s = self.options.load_max_s if member.is_local else self.options.rejoin_max_s
+            if since > limit_s * 1e9 and self._has_been_up:
+                raise RingDown(f"stage {member.stage} did not come back within {limit_s:g} s")
+        elif member.step is Step.LOADING:
+            if since > self.options.load_max_s * 1e9:
+                self._report(
+                    member, f"not loaded after {self.options.load_max_s:g} s", is_dead=True
+                )
+        elif now - member.heard_ns > SILENCE_NS:
+            self._report(member, f"silent for {(now - member.heard_ns) / 1e9:.1f} s", is_dead=True)
+        elif member.step in {Step.IDLE, Step.LISTENING} and since > WIRING_NS:
+            if all(other.step >= Step.IDLE for other in self.members):
+                self._report(
+                    member, f"its neighbours did not answer for {since / 1e9:.1f} s", is_dead=True
+                )
+        elif member.beat is not None and member.beat.epoch == self.epoch:
+            limit_ns = member.hold_limit_ns(member.beat.rows)
+            if member.beat.held_ns > limit_ns:
+                self._report(
+                    member,
+                    f"micro-batch {member.beat.holding} is computed for "
+                    f"{member.beat.held_ns / 1e9:.1f} s; {limit_ns / 1e9:.1f} s were allowed",
+                    is_dead=True,
+                )
+        broken = member.link_broken_ns
+        if broken is not None and now - broken > LINK_GRACE_NS:
+            member.link_broken_ns = None
+            self._report(member, "the connection to its upstream broke", is_dead=False)
+
+    def _report(self, member: Member, why: str, *, is_dead: bool) -> None:
+        self._found.append(Loss(member.stage, why, is_dead))
+
+    def _enter(self, member: Member, step: Step) -> None:
+        member.step = step
+        member.since_ns = time.monotonic_ns()
+
+    def _send(self, member: Member, message: wire.ToStage) -> None:
+        self._traffic.add("out", "control", self._control.send(member.peer, message))

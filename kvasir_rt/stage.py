@@ -1,0 +1,188 @@
+"""The process of one stage: `python -m kvasir_rt.stage`, its configuration on standard input.
+
+The main thread computes; the agent's thread moves frames. A stage never outlives its parent: the
+kernel kills it (PDEATHSIG), and a joined stage exits when its bridge falls silent.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from typing import Protocol
+
+import msgspec
+
+from kvasir_core.errors import KvasirError
+from kvasir_core.units import RequestId
+from kvasir_rt import wire
+from kvasir_rt.agent import Agent, AgentOptions, monotonic
+from kvasir_rt.handover import Free, Handover, Holding, Load, Outgoing, Quit, Reset, Work
+from kvasir_rt.ring_errors import JoinError
+
+CONFIG_BYTES_MAX = 1 << 16
+PR_SET_PDEATHSIG = 1
+
+
+class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a spawned stage is told; it holds a secret, so it comes on standard input.
+
+    `core` pins the process to one CPU core. `parent` is who must be alive for this stage to live.
+    """
+
+    control: str
+    secret: str
+    stage: int
+    listen: str
+    parent: int
+    bridge_key: str = ""
+    core: int | None = None
+
+
+class Compute(Protocol):
+    """What a stage does with a micro-batch. `wire.Lap` was checked against the plan."""
+
+    loaded_bytes: int
+
+    def step(self, lap: wire.Lap, body: memoryview | None) -> wire.Buffer:
+        """The boundary bytes, or at the tail the packed result rows."""
+
+    def release(self, requests: Iterable[RequestId]) -> None:
+        """Free these requests' KV; unknown ones are ignored."""
+
+    def reset(self) -> None:
+        """Free all KV."""
+
+
+def load_compute(assign: wire.Assign, model_path: str | None) -> Compute:
+    """Build what the assignment asks for; a joined stage brings its own model path."""
+    match assign.compute:
+        case wire.FixedSpec():
+            from kvasir_rt.fixed_stage import FixedStage
+
+            return FixedStage(assign.plan, assign.stage, assign.compute)
+        case wire.ModelSpec():
+            from kvasir_rt.model_stage import ModelStage
+
+            return ModelStage(assign, assign.compute, model_path)
+
+
+def compute_loop(agent: Agent, model_path: str | None) -> str:
+    """Run until told to quit; returns why (empty: all is well)."""
+    handover = agent.handover
+    compute: Compute | None = None
+    assign: wire.Assign | None = None
+    while True:
+        item = handover.take()
+        match item:
+            case Load():
+                assign = item.assign
+                compute = load_compute(assign, model_path)
+                handover.report(wire.Loaded(assign.digest, agent.endpoint, compute.loaded_bytes))
+            case Reset(epoch):
+                if compute is not None:
+                    compute.reset()
+                handover.report(wire.Idle(epoch))
+            case Free(release):
+                assert compute is not None
+                compute.release(release.requests)
+                outgoing = Outgoing("release", wire.encode(release), None)
+                handover.send(release.epoch, outgoing)
+            case Work():
+                assert compute is not None
+                assert assign is not None
+                run_lap(handover, compute, item, is_tail=assign.stage == assign.plan.stages - 1)
+            case Quit(why):
+                return why
+
+
+def run_lap(handover: Handover, compute: Compute, work: Work, *, is_tail: bool) -> None:
+    """Compute one micro-batch and send it on as soon as the next stage has a slot for it."""
+    lap, batch = work.lap, work.lap.micro_batch
+    start = monotonic()
+    handover.holding = Holding(batch.id, batch.row_count, start)
+    body = compute.step(lap, work.body)
+    end = monotonic()
+    handover.holding = Holding(batch.id, batch.row_count, None)
+    if handover.wait_credit(batch.epoch):
+        sent = monotonic()
+        stamps = (*lap.stamps, work.received, start, end, sent)
+        handover.send(batch.epoch, outgoing_of(lap, stamps, body, is_tail=is_tail))
+    handover.holding = None
+
+
+def outgoing_of(
+    lap: wire.Lap, stamps: tuple[int, ...], body: wire.Buffer, *, is_tail: bool
+) -> Outgoing:
+    batch = lap.micro_batch
+    if is_tail:
+        result = wire.Result(batch.id, batch.epoch, stamps, len(body))
+        return Outgoing("result", wire.encode(result), body)
+    onward = wire.Lap(
+        micro_batch=batch,
+        ids=lap.ids if lap.keeps_ids else b"",
+        keeps_ids=lap.keeps_ids,
+        sampling=lap.sampling,
+        stamps=stamps,
+        body_bytes=len(body),
+    )
+    return Outgoing("lap", wire.encode(onward), body)
+
+
+def run_stage(options: AgentOptions, model_path: str | None = None) -> str:
+    """Take part in a ring until it ends; returns why (empty: all is well).
+
+    Raises:
+        KvasirError: The stage cannot take part, or its model cannot be loaded.
+    """
+    agent = Agent(options)
+    agent.thread.start()
+    try:
+        return compute_loop(agent, model_path)
+    except KvasirError as error:
+        agent.handover.report(wire.Failed(str(error)[: wire.TEXT_MAX]))
+        raise
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        agent.handover.report(wire.Failed(text[: wire.TEXT_MAX]))
+        raise
+    finally:
+        agent.close()
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill us when our parent dies.
+
+    Raises:
+        JoinError: It is dead already.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        raise JoinError(f"the parent process {parent} is gone")
+
+
+def main() -> int:
+    """Entry of a spawned stage. Returns its exit status."""
+    try:
+        config = msgspec.json.decode(sys.stdin.buffer.read(CONFIG_BYTES_MAX), type=StageConfig)
+        die_with_parent(config.parent)
+        if config.core is not None:
+            os.sched_setaffinity(0, {config.core})
+        options = AgentOptions(
+            control=config.control,
+            secret=config.secret,
+            stage=config.stage,
+            listen=config.listen,
+            bridge_key=config.bridge_key.encode() or None,
+        )
+        why = run_stage(options)
+    except (KvasirError, msgspec.MsgspecError) as error:
+        print(f"kvasir stage: {error}", file=sys.stderr)
+        return 2
+    if why:
+        print(f"kvasir stage: {why}", file=sys.stderr)
+    return 1 if why else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
