@@ -1,0 +1,238 @@
+"""The report on the screen: the verdict first, then the figures, every one with its unit."""
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from kvasir_core.verdict import VerdictKind
+from kvasir_scenario.report_schema import LatencyPart, Report
+
+COLOURS = {
+    VerdictKind.IDLE: "bright_black",
+    VerdictKind.STARVED: "blue",
+    VerdictKind.BALANCED: "green",
+    VerdictKind.BOTTLENECKED: "yellow",
+    VerdictKind.KV_BOUND: "yellow",
+    VerdictKind.LINK_BOUND: "yellow",
+    VerdictKind.SATURATED: "green",
+    VerdictKind.OVERLOADED: "red",
+}
+UNDEFINED = "-"
+MARK = "*"  # Behind a percentile on too few samples.
+SCALES = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (0.0, 1e6, "us"))
+
+
+def duration(value: float | None) -> str:
+    """Seconds in the unit that reads best."""
+    if value is None:
+        return UNDEFINED
+    if not value:
+        return "0 s"
+    _, factor, unit = next(scale for scale in SCALES if abs(value) >= scale[0])
+    return f"{value * factor:,.4g} {unit}" if abs(value) < 10_000 else f"{value:,.0f} s"
+
+
+def rate(value: float | None, unit: str) -> str:
+    """A rate with its unit."""
+    return UNDEFINED if value is None else f"{value:,.4g} {unit}"
+
+
+def print_report(report: Report, console: Console | None = None) -> None:
+    """Print a report to `console` (default: standard output)."""
+    console = console or Console(highlight=False)
+    _print_verdict(report, console)
+    _print_requests(report, console)
+    console.print(_latency_table(report))
+    console.print(_stage_table(report))
+    _print_limits(report, console)
+    if report.variants:
+        console.print(_variant_table(report))
+
+
+def _print_verdict(report: Report, console: Console) -> None:
+    verdict = report.verdict
+    kind = verdict.kind.value.replace("_", " ")
+    where = "" if verdict.stage is None else f" at stage {verdict.stage}"
+    clock = "virtual" if report.mode == "simulated" else "real"
+    console.print(
+        f"[bold]{escape(report.name)}[/]  {report.mode} (stage times {report.costs.provenance}), "
+        f"{duration(report.elapsed_s)} of {clock} time"
+    )
+    console.print(f"Verdict: [bold {COLOURS[verdict.kind]}]{kind}{where}[/]")
+    lines = Table.grid(padding=(0, 1), pad_edge=True)
+    for sentence in verdict.evidence:
+        lines.add_row("-", escape(sentence))
+    for note in report.notes:
+        if note not in verdict.evidence:
+            lines.add_row("[yellow]![/]", escape(note))
+    console.print(lines)
+    console.print()
+
+
+def _print_requests(report: Report, console: Console) -> None:
+    counts, throughput = report.counts, report.throughput
+    parts = [
+        f"{getattr(counts, name):,} {name}"
+        for name in ("finished", "running", "waiting", "refused", "cancelled", "failed")
+        if getattr(counts, name) or name == "finished"
+    ]
+    start, stop = report.measured_window_s
+    lines = _lines()
+    lines.add_row("Requests", f"{counts.offered:,} offered = {' + '.join(parts)}")
+    lines.add_row(
+        "Throughput",
+        f"{rate(throughput.requests_per_s, 'requests/s')}, "
+        f"{rate(throughput.output_tokens_per_s, 'output tokens/s')}{_goodput(report)}, "
+        f"measured from {duration(start)} to {duration(stop)}",
+    )
+    console.print(lines)
+
+
+def _lines() -> Table:
+    """A heading and its sentence per line; long sentences wrap beside the heading."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    return table
+
+
+def _goodput(report: Report) -> str:
+    good = report.throughput.goodput_requests_per_s
+    if good is None:
+        return ""
+    limits = [
+        f"{name} <= {duration(limit)}"
+        for name, limit in (("TTFT", report.slo.ttft_s), ("TPOT", report.slo.tpot_s))
+        if limit is not None
+    ]
+    return f", goodput {rate(good, 'requests/s')} ({', '.join(limits)})"
+
+
+def _latency_table(report: Report) -> Table:
+    few = any(part.n and part.few_samples for _, part in report.latency)
+    table = Table(
+        title="Latency",
+        box=SIMPLE_HEAD,
+        title_justify="left",
+        caption=f"{MARK} too few samples to be trusted" if few else None,
+        caption_justify="left",
+    )
+    table.add_column("")
+    for heading in ("mean", "p50", "p90", "p99", "samples"):
+        table.add_column(heading, justify="right")
+    labels = {
+        "ttft_s": "TTFT",
+        "tpot_s": "TPOT",
+        "itl_s": "between tokens",
+        "e2e_s": "end to end",
+    }
+    for name, part in report.latency:
+        table.add_row(labels[name], *_latency_cells(part), f"{part.n:,}")
+    return table
+
+
+def _latency_cells(part: LatencyPart) -> list[str]:
+    cells = [duration(part.mean)]
+    for name in ("p50", "p90", "p99"):
+        mark = MARK if part.n and name in part.few_samples else ""
+        cells.append(duration(getattr(part, name)) + mark)
+    return cells
+
+
+def _stage_table(report: Report) -> Table:
+    table = Table(title="Stages, share of the time", box=SIMPLE_HEAD, title_justify="left")
+    for heading in ("stage", "layers", "held", "busy", "blocked", "starved"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("blocked and starved by")
+    elapsed = report.elapsed_s
+
+    def share(seconds: float) -> str:
+        return f"{seconds / elapsed:.1%}" if elapsed else UNDEFINED
+
+    for stage in report.stages:
+        causes = {**stage.blocked_by.model_dump(), **stage.starved_by.model_dump()}
+        table.add_row(
+            str(stage.index),
+            f"[{stage.layers[0]}, {stage.layers[1]})",
+            *map(share, (stage.held_s, stage.busy_s, stage.blocked_s, stage.starved_s)),
+            ", ".join(
+                f"{cause.replace('_', ' ')} {share(seconds)}"
+                for cause, seconds in causes.items()
+                if seconds
+            ),
+        )
+    return table
+
+
+def _print_limits(report: Report, console: Console) -> None:
+    limits = report.binding_limits.model_dump()
+    window, dependency = limits.pop("window"), limits.pop("dependency")
+    total = max(1, report.micro_batches)
+    shares = ", ".join(
+        f"{name.replace('_', ' ')} {count / total:.1%}" for name, count in limits.items() if count
+    )
+    kv = report.kv
+    lines = _lines()
+    lines.add_row(
+        "Micro-batches",
+        f"{report.micro_batches:,} with {report.stages[0].rows:,} rows, at most "
+        f"{report.plan.micro_batch_width:,} spans and {report.plan.row_width:,} rows each",
+    )
+    lines.add_row("  stopped by", shares or UNDEFINED)
+    lines.add_row(
+        "  forbidden",
+        f"{window:,} times by the window ({report.plan.window}), {dependency:,} times because "
+        "every live request was in flight",
+    )
+    lines.add_row(
+        "KV",
+        f"peak {kv.blocks_peak:,} of {kv.blocks_total:,} blocks, {kv.preemptions:,} preemptions, "
+        f"{kv.recomputed_tokens:,} tokens recomputed",
+    )
+    console.print(lines)
+
+
+def _variant_table(report: Report) -> Table:
+    runs = [("baseline", report), *((variant.name, variant.report) for variant in report.variants)]
+    table = Table(title="What if", box=SIMPLE_HEAD, title_justify="left")
+    table.add_column("")
+    for name, run in runs:
+        label = "" if run.mode == report.mode else f"\n({run.mode})"
+        table.add_column(escape(name) + label, justify="right")
+    for label, *cells in _variant_rows([run for _, run in runs]):
+        table.add_row(label, *cells)
+    return table
+
+
+def _variant_rows(runs: Sequence[Report]) -> list[list[str]]:
+    def busy(run: Report) -> str:
+        shares = [stage.busy_s / run.elapsed_s for stage in run.stages if run.elapsed_s]
+        return f"{min(shares):.0%} to {max(shares):.0%}" if shares else UNDEFINED
+
+    def verdict(run: Report) -> str:
+        where = "" if run.verdict.stage is None else f" @{run.verdict.stage}"
+        return f"[{COLOURS[run.verdict.kind]}]{run.verdict.kind.value}{where}[/]"
+
+    tokens = [run.throughput.output_tokens_per_s for run in runs]
+    first = tokens[0]
+    return [
+        ["verdict", *map(verdict, runs)],
+        ["output tokens/s", *(rate(value, "").strip() for value in tokens)],
+        [
+            "  of the baseline",
+            *(f"{v / first:.2f} x" if v and first else UNDEFINED for v in tokens),
+        ],
+        ["requests/s", *(rate(run.throughput.requests_per_s, "").strip() for run in runs)],
+        ["finished", *(f"{run.counts.finished} of {run.counts.offered}" for run in runs)],
+        ["TTFT p50", *(_latency_cells(run.latency.ttft_s)[1] for run in runs)],
+        ["TTFT p99", *(_latency_cells(run.latency.ttft_s)[3] for run in runs)],
+        ["TPOT p50", *(_latency_cells(run.latency.tpot_s)[1] for run in runs)],
+        ["end to end p50", *(_latency_cells(run.latency.e2e_s)[1] for run in runs)],
+        ["stages busy", *map(busy, runs)],
+        ["KV peak", *(f"{run.kv.blocks_peak / run.kv.blocks_total:.0%}" for run in runs)],
+        ["preemptions", *(f"{run.kv.preemptions:,}" for run in runs)],
+        ["run time", *(duration(run.elapsed_s) for run in runs)],
+    ]
