@@ -1,0 +1,89 @@
+"""Whether a worker is wanted, and which pairs it gets. Pure functions."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvasir_core.swarm.defaults import SwarmPolicy
+from kvasir_core.swarm.words import Share
+
+WHOLE_PAIRS_MAX = 16  # An expert with so few pairs goes whole: its weights are read once.
+_ONE = 1 << 20  # Fixed point of a pair owed.
+
+
+def is_wanted(
+    *,
+    is_alive: bool,
+    is_proven: bool,
+    is_engaged: bool,
+    engaged_dispatch_age_ns: int | None,
+    is_trial: bool,
+    grace_age_ns: int | None,
+    policy: SwarmPolicy,
+) -> bool:
+    """The truth table of layer 1 (law D1).
+
+    A live worker is dispatched to if it is proven, and the coordinator is engaged or its last
+    *engaged* dispatch to this worker is within the idle timeout (serving at rest must not refresh
+    its own reason); or on its one trial within its grace window. Limits are inclusive.
+    """
+    if not is_alive:
+        return False
+    if is_proven:
+        return is_engaged or (
+            engaged_dispatch_age_ns is not None
+            and engaged_dispatch_age_ns <= policy.idle_timeout_ns
+        )
+    return is_trial and grace_age_ns is not None and grace_age_ns <= policy.grace_ns
+
+
+class Replica(NamedTuple):
+    """Who may compute experts `[begin, end)`: at this measured rate, at most so many pairs."""
+
+    begin: int
+    end: int
+    rate: int  # Pairs a second, at least 1.
+    pairs_max: int
+
+
+def split_pairs(pairs: Sequence[tuple[int, int]], replicas: Sequence[Replica]) -> list[list[Share]]:
+    """Every pair to exactly one place: entry i for replica i, the last entry stays local.
+
+    Each replica is owed its rate's share of the experts that it holds, and what is owed carries
+    over from expert to expert, so that many experts of one pair are spread like one of many. An
+    expert of few pairs goes whole to whom most is owed: splitting it would read its weights twice.
+    """
+    places: list[list[Share]] = [[] for _ in range(len(replicas) + 1)]
+    room = [replica.pairs_max for replica in replicas]
+    owed = [0] * len(replicas)
+    for expert, count in pairs:
+        holders = [i for i, r in enumerate(replicas) if r.begin <= expert < r.end and room[i] > 0]
+        rates = sum(replicas[i].rate for i in holders)
+        for i in holders:
+            owed[i] += count * replicas[i].rate * _ONE // rates
+        first = 0
+        if count > WHOLE_PAIRS_MAX and len(holders) > 1:
+            for i in holders:
+                take = min(count - first, room[i], max(0, owed[i] // _ONE))
+                first = _give(places[i], expert, first, take)
+                room[i] -= take
+                owed[i] -= take * _ONE
+        while first < count:
+            open_to = [i for i in holders if room[i] > 0]
+            if not open_to:
+                first = _give(places[-1], expert, first, count - first)
+                break
+            i = max(open_to, key=lambda k: (owed[k], -k))
+            take = min(count - first, room[i])
+            first = _give(places[i], expert, first, take)
+            room[i] -= take
+            owed[i] -= take * _ONE
+    return places
+
+
+def _give(place: list[Share], expert: int, first: int, count: int) -> int:
+    """Append a share, joined to the one before if it continues it; returns the next pair."""
+    if count and place and place[-1][0] == expert and place[-1][1] + place[-1][2] == first:
+        place[-1] = Share(expert, place[-1].first, place[-1].pairs + count)
+    elif count:
+        place.append(Share(expert, first, count))
+    return first + count
