@@ -79,7 +79,8 @@ def _profile(scenario: "Scenario", section: ProfileSection, plan: Plan) -> CostM
     path = existing_file(scenario, "costs.file", section.file)
     try:
         profile = read_profile(path)
-        check_profile(plan, profile, section.file)
+        dtype = scenario.runtime.dtype or scenario.model.dtype
+        check_profile(plan, profile, dtype, section.file)
     except ScenarioError as error:
         raise scenario.error("costs.file", str(error)) from error
     seed = scenario.run.seed if section.noise else None

@@ -191,19 +191,20 @@ class ProfileCosts:
         return lines
 
 
-def check_profile(plan: Plan, profile: Profile, source: str) -> None:
-    """Refuses a profile of another model.
+def check_profile(plan: Plan, profile: Profile, dtype: str, source: str) -> None:
+    """Refuses a profile of another model or type.
 
     Raises:
-        ScenarioError: With both numbers.
+        ScenarioError: With both values.
     """
-    layers = plan.layers[-1][1]
+    wanted_hidden = profile.hidden if plan.hidden == 1 else plan.hidden  # 1: not given.
     for what, measured, wanted in (
-        ("model.layers", profile.model_layers, layers),
-        ("model.hidden", profile.hidden, plan.hidden),
+        ("model.layers", profile.model_layers, plan.layers[-1][1]),
+        ("model.hidden", profile.hidden, wanted_hidden),
+        ("dtype", profile.dtype, dtype),
     ):
-        if wanted not in (measured, 1):  # 1: the scenario gives no hidden width.
+        if measured != wanted:
             raise ScenarioError(
                 f"{source}: {what} of the profile is {measured}, of the scenario {wanted}; "
-                "a profile is worth nothing for another model"
+                "a profile is worth nothing for another model or type"
             )

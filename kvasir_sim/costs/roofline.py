@@ -29,7 +29,7 @@ from kvasir_sim.costs.base import Provenance
 from kvasir_sim.costs.efficiency import Efficiency
 from kvasir_sim.costs.routing import distinct_experts
 from kvasir_sim.costs.shape import ModelShape
-from kvasir_sim.devices import Device
+from kvasir_sim.devices import GIB, Device
 
 SMALL_KERNELS = 5  # Two norms, q and k norm, rotation, activation (with the residuals fused).
 SMALL_ROW_WIDTHS = 10  # Widths of `hidden` that they move per row, in and out together.
@@ -188,16 +188,17 @@ class RooflineCosts:
         )
         kv = self._plan.kv_tokens[stage] * layers * costs.shape.kv_bytes
         memory = costs.device.memory_bytes
-        gib = 1 << 30
         if memory is not None and weights + kv > memory:
+            room = max(memory - weights, 0) // (layers * costs.shape.kv_bytes)
             raise ScenarioError(
-                f"stage {stage} ({layers} layers) needs {weights / gib:.2f} GiB of weights and "
-                f"{kv / gib:.2f} GiB of KV ({self._plan.kv_tokens[stage]} tokens), together "
-                f"{(weights + kv) / gib:.2f} GiB, but {costs.device.name} has "
-                f"{memory / gib:.2f} GiB; give it fewer layers, lower ring.kv_tokens, or add stages"
+                f"stage {stage} ({layers} layers) needs {weights / GIB:.2f} GiB of weights and "
+                f"{kv / GIB:.2f} GiB of KV ({self._plan.kv_tokens[stage]} tokens), together "
+                f"{(weights + kv) / GIB:.2f} GiB, but {costs.device.name} has "
+                f"{memory / GIB:.2f} GiB; "
+                + (f"at most {room} KV tokens fit: set ring.kv_tokens" if room else "add stages")
             )
-        of = "memory not known, not checked" if memory is None else f"of {memory / gib:.1f} GiB"
-        return f"{weights / gib:.2f} GiB weights + {kv / gib:.2f} GiB KV {of}"
+        of = "memory not known, not checked" if memory is None else f"of {memory / GIB:.1f} GiB"
+        return f"{weights / GIB:.2f} GiB weights + {kv / GIB:.2f} GiB KV {of}"
 
     def holds(self, micro_batch: MicroBatch) -> Sequence[int]:
         decodes = micro_batch.decodes
