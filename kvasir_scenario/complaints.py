@@ -34,6 +34,8 @@ def scenario_error(error: ValidationError, origin: Origin) -> ScenarioError:
     """One line for each complaint, `file:line: key: ...`, in the schema's order."""
     lines: list[str] = []
     for detail in error.errors(include_url=False):
+        if detail["type"] == "too_short" and detail["input"]:
+            continue  # Only because its entries are wrong, and they are told.
         path, message = _complaint(detail, origin.data)
         line = f"{origin.place(path)}: {dotted(path)}: {message}"
         if line not in lines:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
 from kvasir_scenario.schema import Scenario
 from kvasir_scenario.yaml_tree import plain_scalar
@@ -30,16 +31,23 @@ _Dumper.add_representer(str, _text)
 def to_yaml(scenario: Scenario) -> str:
     """Every key with its value, defaults included; nothing of the machine is in it.
 
-    Paths stand as the user wrote them: relative to the original file. Keys that are null are left
-    out (null is the default of each).
+    Paths stand as the user wrote them: relative to the original file. Keys that are null by
+    default are left out while they are.
     """
-    data = _without_null(scenario.model_dump(mode="python"))
-    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return yaml.dump(
+        _plain(scenario), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100
+    )
 
 
-def _without_null(value: Any) -> Any:
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return {
+            name: _plain(item)
+            for name, field in type(value).model_fields.items()
+            if (item := getattr(value, name)) is not None or field.default is not None
+        }
     if isinstance(value, dict):
-        return {key: _without_null(item) for key, item in value.items() if item is not None}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_null(item) for item in value]
+        return [_plain(item) for item in value]
     return value

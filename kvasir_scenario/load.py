@@ -1,9 +1,10 @@
 """From a file to a checked scenario: read, override, validate, and complain by file and line."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from kvasir_core.errors import ScenarioError
+from kvasir_core.errors import KvasirError, ScenarioError
 from kvasir_scenario.complaints import found
 from kvasir_scenario.data_paths import expand_path
 from kvasir_scenario.origin import Origin
@@ -14,6 +15,9 @@ from kvasir_scenario.validate import scenario_of
 from kvasir_scenario.variants import variants_of
 from kvasir_scenario.yaml_tree import FILE_BYTES_MAX, read_tree
 
+ShapeReader = Callable[[Path], Mapping[str, int | str | bool]]
+"""Reads keys of section `model` (layers, context, hidden, ...) from a model file."""
+
 
 def load_scenario(
     path: Path,
@@ -21,6 +25,7 @@ def load_scenario(
     *,
     seed: int | None = None,
     planner: Planner | None = None,
+    read_shape: ShapeReader | None = None,
 ) -> Scenario:
     """Reads and checks a scenario file, its variants and its plan.
 
@@ -29,6 +34,7 @@ def load_scenario(
         overrides: `key.path=value` each, as after `--set`; the value is YAML.
         seed: Overrides `run.seed`.
         planner: Solves `layers: auto`; without it such a scenario is refused.
+        read_shape: Reads the shape of `model.path` where the scenario gives no layers itself.
 
     Raises:
         ScenarioError: One line per complaint: file, line, key, what was found, what is right.
@@ -40,6 +46,7 @@ def load_scenario(
         overrides=overrides,
         seed=seed,
         planner=planner,
+        read_shape=read_shape,
     )
 
 
@@ -51,6 +58,7 @@ def load_text(
     overrides: Sequence[str] = (),
     seed: int | None = None,
     planner: Planner | None = None,
+    read_shape: ShapeReader | None = None,
 ) -> Scenario:
     """As `load_scenario`, from text; `label` stands for the file's name in messages."""
     tree = read_tree(text, label)
@@ -63,11 +71,26 @@ def load_text(
     origin = apply_settings(origin, overrides)
     if seed is not None:
         origin = apply_change(origin, "run.seed", seed, f"--seed {seed}")
-    scenario = scenario_of(origin)
+    scenario = scenario_of(_with_shape(origin, read_shape))
     plan_of(scenario, planner)
     for _, variant in variants_of(scenario):
         plan_of(variant, planner)
     return scenario
+
+
+def _with_shape(origin: Origin, read_shape: ShapeReader | None) -> Origin:
+    """The data with the model file's shape below the scenario's own keys."""
+    model = origin.data.get("model")
+    if read_shape is None or not isinstance(model, dict) or not isinstance(model.get("path"), str):
+        return origin
+    if model.get("layers") is not None or model.get("preset") is not None:
+        return origin
+    try:
+        shape = read_shape(expand_path(model["path"], origin.base))
+    except KvasirError as error:
+        raise origin.error(("model", "path"), str(error)) from None
+    given = {key: value for key, value in model.items() if value is not None}
+    return replace(origin, data={**origin.data, "model": {**shape, **given}})
 
 
 def resolve_path(scenario: Scenario, text: str) -> Path:

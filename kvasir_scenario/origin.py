@@ -32,6 +32,10 @@ class Origin:
         for changed, place in reversed(self.changes):
             if path[: len(changed)] == changed:
                 return place
+        if path and path not in self.lines:  # A map that a change inside it has made.
+            for changed, place in reversed(self.changes):
+                if changed[: len(path)] == path:
+                    return place
         for length in range(len(path), -1, -1):
             line = self.lines.get(path[:length])
             if line is not None:

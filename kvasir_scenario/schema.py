@@ -13,7 +13,7 @@ from kvasir_core.errors import ScenarioError
 from kvasir_scenario.origin import Origin, key_path
 from kvasir_scenario.schema_costs import Costs, FixedCosts, RooflineCosts
 from kvasir_scenario.schema_experts import Experts
-from kvasir_scenario.schema_faults import RING_FAULTS, Fault, StageLost, StageSlow
+from kvasir_scenario.schema_faults import RING_FAULTS, WORKER_FAULTS, Fault, StageLost, StageSlow
 from kvasir_scenario.schema_model import Device, Model
 from kvasir_scenario.schema_ring import Policy, Ring
 from kvasir_scenario.schema_types import (
@@ -195,6 +195,11 @@ class Scenario(Section):
                     )
             elif self.experts is None:
                 raise broken(f"faults.{index}.kind", f"found {fault.kind}; there are no `experts`")
+            elif isinstance(fault, WORKER_FAULTS) and fault.workers is not None:
+                names = [worker.name for worker in self.experts.workers]
+                if fault.workers not in names:
+                    hint = did_you_mean(fault.workers, names)
+                    raise broken(f"faults.{index}.workers", f"found {fault.workers}; {hint}")
         return self
 
     @model_validator(mode="after")

@@ -168,3 +168,4 @@ Fault = Annotated[
     Field(discriminator="kind"),
 ]
 RING_FAULTS = (StageLost, StageSlow, LinkSlow, LinkStop)
+WORKER_FAULTS = (WorkerLost, WorkerStalled, WorkerSlow)

@@ -209,6 +209,7 @@ class TraceWorkload(_Workload):
         ]
         | None,
         AsTuple,
+        Field(min_length=1),
     ] = None
     """[arrival_s, prompt, output] each."""
     path: PathText | None = None
