@@ -43,11 +43,8 @@ def device_costs(
     efficiency = _efficiency(section)
     shares = zipf_shares(shape.experts, _exponent(scenario)) if shape.experts else ()
     known: dict[str, DeviceCosts] = {}
-    for index, name in enumerate(names):
-        if name is None:
-            raise scenario.error(
-                "ring.device", f"missing; stage {index} needs a device for costs of kind roofline"
-            )
+    for name in names:
+        assert name is not None, "the schema demands a device per stage"
         if name not in known:
             try:
                 device = device_from(name, scenario.devices[name], shape.dtype)
