@@ -9,7 +9,8 @@ from pydantic_core import ErrorDetails
 
 from kvasir_core.errors import ScenarioError
 from kvasir_scenario.origin import Origin
-from kvasir_scenario.schema_types import did_you_mean
+from kvasir_scenario.schema import Scenario
+from kvasir_scenario.schema_types import Section, did_you_mean
 from kvasir_scenario.yaml_tree import KeyPath, dotted
 
 COMPLAINTS_MAX = 8  # More does not help anybody.
@@ -48,6 +49,9 @@ def scenario_error(error: ValidationError, origin: Origin) -> ScenarioError:
 def _complaint(detail: ErrorDetails, data: Any) -> tuple[KeyPath, str]:
     context = detail.get("ctx", {})
     path = _path(detail, data)
+    if detail["type"] == "unknown_key":
+        key = str(context["path"][0])
+        return (*path, key), detail["msg"].replace("; ", f"; {_home(key, path)}", 1)
     if detail["type"] == "rule":
         return (*path, *context["path"]), detail["msg"]
     if detail["type"] == "missing":
@@ -57,6 +61,19 @@ def _complaint(detail: ErrorDetails, data: Any) -> tuple[KeyPath, str]:
     if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):
         return _wrong_kind(path, detail, context)
     return path, f"found {found(detail['input'])}; {_rule(detail, context)}"
+
+
+def _home(key: str, path: KeyPath) -> str:
+    """Where an unknown key would be known."""
+    if "." in key:
+        return "dotted keys are for --set and what_if, here maps are nested. "
+    for name, field in Scenario.model_fields.items():
+        section = field.annotation
+        if path == (name,) or not isinstance(section, type) or not issubclass(section, Section):
+            continue
+        if key in section.model_fields:
+            return f"`{name}` has such a key. "
+    return ""
 
 
 def _path(detail: ErrorDetails, data: Any) -> KeyPath:

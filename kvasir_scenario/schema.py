@@ -39,7 +39,6 @@ class Slo(Section):
 
     ttft_s: PositiveSeconds | None = None
     tpot_s: PositiveSeconds | None = None
-    e2e_s: PositiveSeconds | None = None
 
 
 class Run(Section):

@@ -98,6 +98,7 @@ class Section(BaseModel):
         if isinstance(data, Mapping):
             for key in data:
                 if key not in cls.model_fields:
-                    hint = did_you_mean(str(key), cls.model_fields)
-                    raise broken_at((key,), f"unknown key; {hint}")
+                    message = f"unknown key; {did_you_mean(str(key), cls.model_fields)}"
+                    context = {"message": message, "path": (key,)}
+                    raise PydanticCustomError("unknown_key", "{message}", context)
         return data
