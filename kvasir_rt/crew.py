@@ -25,6 +25,7 @@ from kvasir_rt.supervisor import StageProcess, Supervisor
 
 PULSE_NS = 500_000_000
 SILENCE_NS = 1_400_000_000  # Seven beats; a stopped stage is found in under 2 s.
+CHECK_NS = 50_000_000
 PAUSE_NS = 700_000_000  # The bridge itself stood still for longer: nobody else is to blame.
 WIRING_NS = 5_000_000_000
 HOLD_FACTOR = 20  # Times the median hold per row before a computation counts as stuck.
@@ -315,12 +316,15 @@ class Crew:
                 member.beat = said
             case wire.LinkLost(epoch):
                 if epoch == self.epoch:
-                    follower = self.members[(member.stage + 1) % len(self.members)]
-                    follower.link_broken_ns = time.monotonic_ns()
+                    self.note_broken_link((member.stage + 1) % len(self.members))
             case wire.Failed(why):
                 self._report(member, why, is_dead=True)
             case wire.Join():
                 raise AssertionError("a Join is admitted, not taken in")
+
+    def note_broken_link(self, stage: int) -> None:
+        """The connection that leads to this stage broke; maybe the stage died, maybe not."""
+        self.members[stage].link_broken_ns = time.monotonic_ns()
 
     def _advance(self, member: Member, epoch: Epoch, step: Step) -> None:
         if epoch != self.epoch or step != member.step + 1:
@@ -346,9 +350,11 @@ class Crew:
 
     # ------------------------------------------------------------------ who is alive
 
-    def check(self) -> list[Loss]:
-        """Pulse, and find out who is lost since the last call."""
+    def check(self, *, is_urgent: bool) -> list[Loss]:
+        """Pulse, and find out who is lost since the last call; at once if urgent, else in turn."""
         now = time.monotonic_ns()
+        if now - self._checked_ns < CHECK_NS and not (is_urgent or self._found):
+            return []
         if now - self._checked_ns > PAUSE_NS:
             for member in self.members:  # We stood still, so we could not hear them.
                 member.heard_ns = member.since_ns = now

@@ -116,6 +116,7 @@ class Switchboard:
         self._is_head_ready = False
         self._was_wired = False
         self._submitted: list[tuple[int, int]] = []
+        self._children: set[int] = set()  # Their pidfds.
         self._poller = zmq.Poller()
         for source in (self._wake_fd, self._control.socket, self._results.socket):
             self._poller.register(source, zmq.POLLIN)
@@ -191,9 +192,7 @@ class Switchboard:
                 except WireError as error:
                     turn.losses.append(Loss(0, str(error), is_dead=True))
             if self._head.monitor in ready and self._head.was_disconnected():
-                turn.losses.append(
-                    Loss(0, "the bridge's connection to the head broke", is_dead=False)
-                )
+                self.crew.note_broken_link(0)
         if self._results.socket in ready:
             try:
                 self._hear_tail(turn)
@@ -203,7 +202,8 @@ class Switchboard:
             self._greet_head()
         if not self._was_wired and self._is_head_ready and self.crew.is_wired:
             self._was_wired = turn.became_wired = True
-        turn.losses += self.crew.check()
+        is_urgent = not self._children.isdisjoint(ready)
+        turn.losses += self.crew.check(is_urgent=is_urgent)
         return turn
 
     def _greet_head(self) -> None:
@@ -303,12 +303,14 @@ class Switchboard:
         self.crew.begin_epoch(epoch)
         for child in self.crew.spawn_absent():
             self._poller.register(child.pidfd, select.POLLIN)
+            self._children.add(child.pidfd)
 
     def lose(self, loss: Loss) -> str:
         """Take a lost stage out. Raises RingDown after too many."""
         child = self._supervisor.children.get(loss.stage)
         if loss.is_dead and child is not None:
             self._poller.unregister(child.pidfd)
+            self._children.discard(child.pidfd)
         return self.crew.lose(loss)
 
     def close(self, why: str = "") -> None:
