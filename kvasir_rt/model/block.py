@@ -1,0 +1,90 @@
+"""One transformer layer: attention with rotary positions, then a feed-forward or experts."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kvasir_rt.model.attention import Batch
+from kvasir_rt.model.linear import Linear
+from kvasir_rt.model.moe import MoeBlock, feed_forward
+from kvasir_rt.model.shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWeights:
+    norm: Tensor  # [hidden]
+    qkv: Linear  # [rows, hidden] -> [rows, (heads + 2 * kv_heads) * head_dim]
+    qk_norm: Tensor | None  # [heads + kv_heads, head_dim], of q then k
+    output: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class DenseWeights:
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    attention: AttentionWeights
+    ffn_norm: Tensor
+    ffn: DenseWeights | MoeBlock
+
+
+class Rotary:
+    """Cosines and sines of every position, in the form `x * cos + roll(x) * sin`."""
+
+    def __init__(self, shape: ModelShape, factors: Tensor | None, context: int) -> None:
+        half = torch.arange(0, shape.head_dim, 2, dtype=torch.int64).float() / shape.head_dim
+        rates = 1.0 / (shape.rope_base**half) / shape.rope_scale
+        if factors is not None:
+            rates = rates / factors
+        angles = torch.arange(context).float().unsqueeze(1) * rates
+        cosines, sines = angles.cos(), angles.sin()
+        self.cosines = torch.cat((cosines, cosines), dim=1).unsqueeze(1)
+        self.sines = torch.cat((-sines, sines), dim=1).unsqueeze(1)  # Signs of the rotation.
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.cosines = self.cosines.to(device, dtype)
+        self.sines = self.sines.to(device, dtype)
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """`[rows, 1, head_dim]` each."""
+        return self.cosines[positions], self.sines[positions]
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    return functional.rms_norm(x, weight.shape, weight, epsilon)
+
+
+def attend(
+    weights: AttentionWeights,
+    shape: ModelShape,
+    x: Tensor,
+    angles: tuple[Tensor, Tensor],
+    batch: Batch,
+    layer: int,
+) -> Tensor:
+    """`x` plus its attention: `[rows, hidden]`."""
+    rotated_heads = shape.heads + shape.kv_heads
+    qkv = weights.qkv(rms_norm(x, weights.norm, shape.rms_epsilon))
+    qkv = qkv.view(len(x), rotated_heads + shape.kv_heads, shape.head_dim)
+    heads = qkv[:, :rotated_heads]
+    if weights.qk_norm is not None:
+        heads.copy_(
+            functional.rms_norm(heads, (shape.head_dim,), None, shape.rms_epsilon).mul_(
+                weights.qk_norm
+            )
+        )
+    cosines, sines = angles
+    rolled = heads.roll(shape.head_dim // 2, -1)
+    heads.mul_(cosines).addcmul_(rolled, sines)
+    mixed = batch.attend(layer, qkv[:, : shape.heads], qkv[:, shape.heads :])
+    return weights.output(mixed).add_(x)
+
+
+def dense(weights: DenseWeights, x: Tensor, normalised: Tensor) -> Tensor:
+    """`x` plus its feed-forward."""
+    return feed_forward(normalised, weights.gate_up, weights.down).add_(x)
