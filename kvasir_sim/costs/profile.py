@@ -51,14 +51,18 @@ class LineTable:
     def __init__(self, points: Sequence[Line]) -> None:
         self.axis = Axis([point[0] for point in points])
         self._ns = [float(point[1]) for point in points]
+        self._known: dict[int, tuple[float, bool]] = {}
 
-    def at(self, size: float) -> tuple[float, bool]:
+    def at(self, size: int) -> tuple[float, bool]:
         """Nanoseconds, and whether the size is outside what was measured."""
-        cell, part, is_outside = self.axis.place(size)
-        if not part:
-            return self._ns[cell], is_outside
-        low = self._ns[cell]
-        return max(low + part * (self._ns[cell + 1] - low), 0.0), is_outside
+        known = self._known.get(size)
+        if known is None:
+            cell, part, is_outside = self.axis.place(size)
+            ns = self._ns[cell]
+            if part:
+                ns = max(ns + part * (self._ns[cell + 1] - ns), 0.0)
+            known = self._known[size] = ns, is_outside
+        return known
 
 
 class PlaneTable:
