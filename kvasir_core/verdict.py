@@ -10,7 +10,7 @@ the verdict asks, in this order of precedence, and the first *yes* is the kind:
   4. link_bound    a link was busy nearly all the time, and busier than every stage.
   5. bottlenecked  one stage worked most of the time (or under pressure), far more than the rest.
   6. idle          no stage worked more than 1 % of the time: there was hardly a request.
-  7. starved       stages were empty-handed for half of the time, or nine of ten micro-batches left
+  7. starved       stages were empty-handed for half of the time, or 95 % of micro-batches left
                    nobody behind while the stages had time to spare.
   8. saturated     widths or caps left somebody behind in half of the micro-batches, or all full.
   9. balanced      the rest: work for most of the time, room for more.
@@ -40,7 +40,7 @@ BOTTLENECK_REST = 0.85  # The other stages' mean work over the slowest one's; eq
 IDLE_WORK = 0.01  # Nearly nothing ran,
 IDLE_NO_DEMAND = 0.9  # and the head had nothing to run.
 STARVED_SHARE = 0.5  # Empty-handed for half of the time, mean over stages.
-STARVED_UNPRESSED = 0.9  # Nothing else to take in nine of ten micro-batches.
+STARVED_UNPRESSED = 0.95  # Nobody else to take; measured: 66 % of capacity, and 90 % at 82 %.
 FULL_WORK = 0.9  # No time to spare: such a ring is not starved.
 PRESSED_SHARE = 0.5  # Every second micro-batch left somebody behind.
 FULL_SHARE = 0.9  # Micro-batches at their widths on average.
@@ -113,8 +113,10 @@ class RunFacts:
         elapsed_ns: From 0 to the end of the run.
         stages: Per stage, its times.
         binding: Per limit, how many of the composed micro-batches it stopped; they sum to all.
-        span_fill: Mean spans of a micro-batch over the micro-batch width, from 0 to 1.
-        row_fill: Mean rows of a micro-batch over the row width, from 0 to 1.
+        spans_mean: Mean spans of a micro-batch.
+        micro_batch_width: Most spans of one.
+        rows_mean: Mean rows of a micro-batch.
+        row_width: Most rows of one.
         queue: The waiting queue while requests arrived.
         offered: Requests offered.
         finished: Requests that finished.
@@ -129,8 +131,10 @@ class RunFacts:
     elapsed_ns: int
     stages: tuple[StageTimes, ...]
     binding: Mapping[BindingLimit, int]
-    span_fill: float
-    row_fill: float
+    spans_mean: float
+    micro_batch_width: int
+    rows_mean: float
+    row_width: int
     queue: QueueFacts
     offered: int
     finished: int
@@ -166,8 +170,10 @@ class RunFacts:
 
     @property
     def is_full(self) -> bool:
-        """Whether micro-batches were at one of their widths on average."""
-        return max(self.span_fill, self.row_fill) >= FULL_SHARE
+        """Whether micro-batches were at one of their widths on average; a width of 1 always is."""
+        return (
+            self.micro_batch_width > 1 and self.spans_mean >= FULL_SHARE * self.micro_batch_width
+        ) or (self.row_width > 1 and self.rows_mean >= FULL_SHARE * self.row_width)
 
     @property
     def is_kv_bound(self) -> bool:
@@ -240,13 +246,16 @@ def _kind_by_demand(facts: RunFacts) -> tuple[VerdictKind, list[str]]:
     if facts.starved_mean >= STARVED_SHARE:
         return VerdictKind.STARVED, [_starvation(facts)]
     unpressed = 1 - facts.bound_by(*PRESSING)
-    if unpressed >= STARVED_UNPRESSED and least < FULL_WORK:
+    if unpressed >= STARVED_UNPRESSED and least < FULL_WORK and not facts.is_full:
         reason = f"{unpressed:.1%} of micro-batches left because nobody else was ready to join"
         return VerdictKind.STARVED, [reason, _starvation(facts)]
-    fill = f"micro-batches were {facts.span_fill:.0%} full by spans, {facts.row_fill:.0%} by rows"
+    fill = (
+        f"micro-batches carried {facts.spans_mean:.1f} of {facts.micro_batch_width} spans and "
+        f"{facts.rows_mean:.1f} of {facts.row_width} rows on average"
+    )
     if facts.is_pressed or facts.is_full:
         return VerdictKind.SATURATED, [f"{fill}, and the waiting queue did not grow", work]
-    return VerdictKind.BALANCED, [work, f"{fill}: there is room for more requests"]
+    return VerdictKind.BALANCED, [work, fill]
 
 
 def _is_growing(queue: QueueFacts) -> bool:
@@ -284,8 +293,9 @@ def _overload(facts: RunFacts, slowest: int) -> list[str]:
         f"{facts.finished} of {facts.offered} requests finished; at the end {facts.waiting} waited "
         f"and {facts.running} ran"
     )
+    when = "was still growing" if facts.waiting else "grew as long as requests arrived"
     reasons = [
-        "the waiting queue was still growing: all results depend on the horizon; longer is worse",
+        f"the waiting queue {when}: all results depend on the horizon, a longer run is worse",
         growth,
         left,
     ]

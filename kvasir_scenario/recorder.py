@@ -27,6 +27,7 @@ from kvasir_scenario.report import Labels, RunRecord, WorkloadCounts, report_of,
 from kvasir_scenario.report_schema import Report
 from kvasir_scenario.tables import Ints, TableWriter
 
+PICTURE_LAPS = 512  # Of a flush, so many laps keep their members, for the picture of the ring.
 FLUSH_LAPS = 4096  # About 10 MB of lists; the fixed cost of a flush is spread over so many laps.
 STAMPS = 4  # Per stage: received, start, end, sent.
 COLUMNS = tuple(
@@ -91,10 +92,12 @@ class Recorder:
         self._offers: list[int] = []
         self._ends: list[int] = []
         self._preempted: list[int] = []
+        self._flushes = 0
         self._writers: dict[str, TableWriter] = {}
         if out is not None:
             self._writers = {
                 "micro_batches": TableWriter(out / "micro_batches", tables.MICRO_BATCHES, csv=csv),
+                "spans": TableWriter(out / "spans", tables.SPANS, csv=csv),
                 "stages": TableWriter(out / "stages", tables.STAGES, csv=csv),
                 "samples": TableWriter(out / "samples", tables.SAMPLES, csv=csv),
                 "requests": TableWriter(out / "requests", tables.REQUESTS, csv=csv),
@@ -243,6 +246,9 @@ class Recorder:
                 pa.array(binding, pa.string()),
             ])  # fmt: skip
             self._write_stages(id_column)
+            if not self._flushes & (self._flushes - 1):  # Flush 0, 1, 2, 4, 8, and so on.
+                self._write_spans()
+            self._flushes += 1
         for lists in (
             self._batches, self._composed, self._returned, self._delivered, self._stamps,
         ):  # fmt: skip
@@ -272,6 +278,13 @@ class Recorder:
             meter.micro_batches += len(started)
             meter.rows += sum(rows_here)
         self._causes.drain_before(min(meter.accounted_until for meter in self._meters))
+
+    def _write_spans(self) -> None:
+        """Members of the laps in the middle of this flush: enough for a picture, never all."""
+        first = max(0, (len(self._batches) - PICTURE_LAPS) // 2)
+        batches = self._batches[first : first + PICTURE_LAPS]
+        members = [(batch.id, *span[:4]) for batch in batches for span in batch.spans]
+        self._writers["spans"].write(list(zip(*members, strict=True)))
 
     def _write_stages(self, id_column: Ints) -> None:
         stages = self._plan.stages

@@ -285,8 +285,10 @@ def _facts(run: RunRecord) -> RunFacts:
             for meter in run.meters
         ),
         binding=run.binding,
-        span_fill=run.spans / (batches * plan.micro_batch_width),
-        row_fill=run.rows / (batches * plan.row_width),
+        spans_mean=run.spans / batches,
+        micro_batch_width=plan.micro_batch_width,
+        rows_mean=run.rows / batches,
+        row_width=plan.row_width,
         queue=run.ledger.queue(run.end_ns),
         offered=counts.offered,
         finished=counts.finished,

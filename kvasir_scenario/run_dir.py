@@ -11,7 +11,7 @@ from kvasir_core.errors import ScenarioError
 
 MARKER = ".kvasir-run"
 MARKER_TEXT = "This directory holds one run of Kvasir; another run may replace its files.\n"
-TABLES = ("requests", "micro_batches", "stages", "samples", "swarm")
+TABLES = ("requests", "micro_batches", "stages", "spans", "samples", "swarm")
 PLOTS = ("timeline", "time_split", "latency", "queue_and_kv")
 VARIANTS = "variants"  # One run directory per what-if variant.
 WRITTEN = (

@@ -40,6 +40,9 @@ STAGES = _schema(
     stage=COUNT, micro_batch_id=INDEX, received_s=SECONDS, start_s=SECONDS, end_s=SECONDS,
     sent_s=SECONDS,
 )  # fmt: skip
+SPANS = _schema(
+    micro_batch_id=INDEX, request_id=INDEX, position=COUNT, rows=COUNT, is_decode=pa.bool_()
+)  # Of some micro-batches, for the picture of the ring.
 SAMPLES = _schema(at_s=SECONDS, waiting=COUNT, running=COUNT, kv_blocks_in_use=COUNT)
 
 
