@@ -18,6 +18,7 @@ from kvasir_scenario.schema_types import (
     Seconds,
     Section,
     Share,
+    Whole,
     broken,
 )
 from kvasir_scenario.schema_workload import Durations
@@ -110,7 +111,7 @@ class WorkerClass(Section):
     """So many workers of one kind."""
 
     name: Name
-    count: Annotated[Count, Field(le=100_000)]
+    count: Annotated[int, Field(ge=1, le=100_000), Whole]
     per_expert_s: PositiveSeconds
     """Time for one distinct expert of one call."""
     per_row_s: Seconds = 0.0

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from kvasir_core.plan import WIDTH_MAX
 from kvasir_scenario.presets import ELEMENT_BYTES, MODEL_PRESETS
@@ -23,6 +23,12 @@ Width = Annotated[int, Field(ge=1, le=WIDTH_MAX)]
 DType = Literal["float32", "bfloat16", "float16"]
 
 
+def _any_source(schema: dict[str, Any]) -> None:
+    """For editors: layers may come from a preset or a file."""
+    schema["required"].remove("layers")
+    schema["anyOf"] = [{"required": [key]} for key in ("layers", "preset", "path")]
+
+
 class Model(Section):
     """The model's shape: by `preset`, from a GGUF file (`path`), or key by key.
 
@@ -30,7 +36,9 @@ class Model(Section):
     depend on the shape (kinds `fixed` and `table`).
     """
 
-    preset: str | None = None
+    model_config = ConfigDict(json_schema_extra=_any_source)
+
+    preset: Annotated[str, Field(json_schema_extra={"enum": [*MODEL_PRESETS]})] | None = None
     """Name of a known model, for example llama-3-8b."""
     path: PathText | None = None
     """A GGUF file; `kvasir-rt` serves it."""

@@ -102,15 +102,15 @@ class Ring(Section):
     stages: Annotated[
         Annotated[
             int,
-            AfterValidator(_refuse_single),
             Field(ge=1, le=STAGES_MAX, json_schema_extra={"minimum": 2}),
+            AfterValidator(_refuse_single),
             Tag("number"),
         ]
         | Annotated[
             tuple[Stage, ...],
             AsTuple,
-            AfterValidator(_refuse_short),
             Field(max_length=STAGES_MAX, json_schema_extra={"minItems": 2}),
+            AfterValidator(_refuse_short),
             Tag("list"),
         ],
         choose(_form(), "it must be a number of stages (at least 2), or a list of stages"),

@@ -33,10 +33,10 @@ def _whole(value: Any) -> Any:
     return value
 
 
-_Whole = BeforeValidator(_whole)
-Count = Annotated[int, _Whole, Field(ge=1, le=COUNT_MAX)]
-CountOrZero = Annotated[int, _Whole, Field(ge=0, le=COUNT_MAX)]
-Bytes = Annotated[int, _Whole, Field(ge=1, le=BYTES_MAX)]
+Whole = BeforeValidator(_whole)
+Count = Annotated[int, Field(ge=1, le=COUNT_MAX), Whole]
+CountOrZero = Annotated[int, Field(ge=0, le=COUNT_MAX), Whole]
+Bytes = Annotated[int, Field(ge=1, le=BYTES_MAX), Whole]
 Seconds = Annotated[float, Field(ge=0, le=SECONDS_MAX)]
 PositiveSeconds = Annotated[float, Field(gt=0, le=SECONDS_MAX)]
 Rate = Annotated[float, Field(gt=0, le=RATE_MAX)]

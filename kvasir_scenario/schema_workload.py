@@ -7,7 +7,6 @@ from pydantic import BeforeValidator, Field, Tag, model_validator
 from kvasir_scenario.schema_types import (
     AsTuple,
     Count,
-    CountOrZero,
     Factor,
     PathText,
     PositiveSeconds,
@@ -15,6 +14,7 @@ from kvasir_scenario.schema_types import (
     Section,
     Share,
     Text,
+    Whole,
     broken,
     broken_at,
     choose,
@@ -24,7 +24,8 @@ from kvasir_scenario.schema_types import (
 TOKENS_MAX = 100_000_000  # Of one request; a hundred times the longest context.
 SAMPLES_MAX = 50_000
 
-Tokens = Annotated[Count, Field(le=TOKENS_MAX)]
+Tokens = Annotated[int, Field(ge=1, le=TOKENS_MAX), Whole]
+TokensOrZero = Annotated[int, Field(ge=0, le=TOKENS_MAX), Whole]
 ArrivalRate = Annotated[float, Field(gt=0, le=1e6)]
 
 
@@ -202,9 +203,7 @@ class TraceWorkload(_Workload):
     kind: Literal["trace"]
     requests: Annotated[
         tuple[
-            Annotated[
-                tuple[Seconds, Tokens, Annotated[CountOrZero, Field(le=TOKENS_MAX)]], AsTuple
-            ],
+            Annotated[tuple[Seconds, Tokens, TokensOrZero], AsTuple],
             ...,
         ]
         | None,
@@ -287,7 +286,7 @@ class ClosedWorkload(_Synthetic):
     """So many users; each sends, waits for the answer, thinks, and sends again."""
 
     kind: Literal["closed"]
-    users: Annotated[Count, Field(le=1_000_000)]
+    users: Annotated[int, Field(ge=1, le=1_000_000), Whole]
     think_s: Durations = 0.0
 
 

@@ -258,6 +258,13 @@ def test_the_json_schema_knows_every_key_and_forbids_others() -> None:
     assert "at once" in schema["$defs"]["Ring"]["properties"]["window"]["description"]
 
 
+def test_the_json_schema_takes_a_model_by_layers_preset_or_path() -> None:
+    model = json_schema()["$defs"]["Model"]
+    assert model["anyOf"] == [{"required": [key]} for key in ("layers", "preset", "path")]
+    assert "layers" not in model["required"]
+    assert model["additionalProperties"] is False
+
+
 def test_the_json_schema_is_the_same_every_time() -> None:
     assert json_schema() == json_schema()
 
