@@ -42,7 +42,7 @@ from kvasir_core.swarm.events import (
     WorkerAttached,
     WorkerDetached,
 )
-from kvasir_core.swarm.polling import Poller
+from kvasir_core.swarm.polling import Poller, PollIds
 from kvasir_core.swarm.refusal import (
     COUNT_MAX,
     Refused,
@@ -79,8 +79,8 @@ class Coordinator:
         self._roster = Roster(policy)
         self._calls = Calls(policy, chance, self._roster)
         self._engagement = Engagement(policy)
-        self._slots = Poller(policy.decision_period_ns, policy.self_poll_max_ns)
-        self._map = Poller(policy.map_period_ns, policy.map_fetch_max_ns)
+        self._slots = Poller(PollIds(), policy.decision_period_ns, policy.self_poll_max_ns)
+        self._map = Poller(PollIds(), policy.map_period_ns, policy.map_fetch_max_ns)
         self._map_rows: tuple[MapRow, ...] = ()
         self._map_sessions: dict[WorkerId, Session] = {}
         self._map_at: Nanos | None = None  # When the last good map was asked for.
@@ -159,16 +159,16 @@ class Coordinator:
                 if type(event.why) is not Failure:
                     raise Refused("malformed", f"why is {event.why!r:.60}; it must be a Failure")
             case SlotsPolled():
-                self._slots.check(event.poll)
+                self._slots.ids.check(event.poll)
                 check_whole("busy", event.busy)
                 check_whole("slots", event.slots, event.busy)
             case SlotsPollFailed():
-                self._slots.check(event.poll)
+                self._slots.ids.check(event.poll)
             case MapFetched():
-                self._map.check(event.fetch)
+                self._map.ids.check(event.fetch)
                 self._check_map(event.rows)
             case MapFetchFailed():
-                self._map.check(event.fetch)
+                self._map.ids.check(event.fetch)
             case WorkerAttached():
                 _check_worker(event.worker, event.session, event.slices)
                 self._roster.check_room((event.worker,), self._clock.now)
@@ -287,7 +287,7 @@ class Coordinator:
     ) -> Decisions:
         before = self._roster.workers.get(worker)
         session_before = before.session if before else session
-        if not self._roster.attach(worker, session, slices):
+        if not self._roster.attach(worker, session, [Slice(*s) for s in slices]):
             return []
         record = self._roster.workers[worker]
         self._calls.changed[worker] = None
