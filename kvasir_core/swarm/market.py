@@ -51,6 +51,7 @@ class Market:
 
     __slots__ = (
         "_layers",
+        "_least_known",
         "_policy",
         "_release_from",
         "_released",
