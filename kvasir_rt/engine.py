@@ -177,7 +177,9 @@ class Engine:
         """Take no new requests, let live ones end for so long, cancel the rest, stop all stages."""
         if not self._thread.is_alive():
             if not self._is_over.is_set():  # Never started.
+                self._closing_ns = 0
                 self._is_over.set()
+                self._empty_inbox()
                 self._lines.close()
             return
         deadline = time.monotonic_ns() + int(drain_s * 1e9)
@@ -260,7 +262,8 @@ class Engine:
 
     def _arrive(self, submission: Submission) -> None:
         request = RequestId(submission.request_id)
-        refusal = self._down_why or ("the server is shutting down" if self._closing_ns else "")
+        is_closing = self._closing_ns is not None
+        refusal = self._down_why or ("the server is shutting down" if is_closing else "")
         if refusal or request in self._live:
             why = refusal or f"request id {request} is in use"
             self._emit(submission, EndEvent(request, FinishReason.FAILED, why))
