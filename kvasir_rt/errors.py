@@ -24,7 +24,7 @@ class ModelMemoryError(KvasirError):
     """A stage asked for more memory than this machine has; nothing was allocated."""
 
 
-class SamplingError(KvasirError):
+class SamplingError(KvasirError, ValueError):
     """A sampling parameter is out of range; the message names it, its value and the range."""
 
 
