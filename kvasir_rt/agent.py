@@ -18,11 +18,13 @@ import zmq
 from kvasir_core.plan import Plan
 from kvasir_core.units import Epoch, Nanos
 from kvasir_rt import wire
-from kvasir_rt.handover import Free, Handover, Load, Work
+from kvasir_rt.handover import Free, Handover, Load, QuitCause, Work
 from kvasir_rt.link import Admission, CurveKeys, Inbox, Outlet, Traffic, open_socket, secure_client
 from kvasir_rt.ring_errors import JoinError, WireError
 
 BEAT_NS = 200_000_000
+SILENCE_NS = 10_000_000_000  # Twenty pulses of the bridge.
+FIRST_CONTACT_NS = 60_000_000_000  # The bridge may be started after its stages.
 STOP_LINGER_MS = 500  # So that the reason of a failure still reaches the bridge.
 
 
@@ -37,7 +39,7 @@ class AgentOptions:
         listen: Endpoint for the upstream neighbour; a TCP port may be 0.
         bridge_key: The bridge's CURVE key; None on one host, where nothing is encrypted.
         sha256: Of the model file, if this stage brings its own.
-        silence_ns: Exit after so long without a pulse; None: the parent's death ends us.
+        expects_pulses: Exit when the bridge falls silent; otherwise the parent's death ends us.
     """
 
     control: str
@@ -46,7 +48,7 @@ class AgentOptions:
     listen: str
     bridge_key: bytes | None = None
     sha256: str = ""
-    silence_ns: int | None = None
+    expects_pulses: bool = False
 
 
 def boot_id() -> str:
@@ -163,7 +165,7 @@ class Agent:
 
     def _fail(self, why: str) -> None:
         self._tell(wire.Failed(why))
-        self.handover.quit(why)
+        self.handover.quit(QuitCause.FAILED, why)
 
     def _tell(self, message: wire.ToBridge) -> None:
         data = wire.encode(message)
@@ -203,7 +205,7 @@ class Agent:
                 if epoch == self._epoch:
                     self._greet()
             case wire.Stop(why):
-                self.handover.quit(why)
+                self.handover.quit(QuitCause.STOPPED, why)
 
     def _take_role(self, assign: wire.Assign) -> None:
         if assign.protocol != wire.PROTOCOL:
@@ -266,10 +268,11 @@ class Agent:
                 traffic=dict(self._traffic.bytes),
             )
         )
-        silence_ns = self._options.silence_ns
-        if silence_ns is not None and now - self._last_pulse > silence_ns:
+        silence_ns = FIRST_CONTACT_NS if self._assign is None else SILENCE_NS
+        if self._options.expects_pulses and now - self._last_pulse > silence_ns:
             self.handover.quit(
-                f"the bridge at {self._options.control} was silent for {silence_ns / 1e9:g} s"
+                QuitCause.BRIDGE_GONE,
+                f"the bridge at {self._options.control} was silent for {silence_ns / 1e9:g} s",
             )
 
     # ------------------------------------------------------------------ neighbours

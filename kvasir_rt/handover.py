@@ -7,6 +7,7 @@ and neither polls. What the compute thread wants sent it leaves here and wakes t
 import threading
 from collections import deque
 from collections.abc import Callable
+from enum import Enum
 from typing import NamedTuple
 
 from kvasir_core.units import Epoch, Nanos
@@ -39,9 +40,18 @@ class Reset(NamedTuple):
     epoch: Epoch
 
 
-class Quit(NamedTuple):
-    """End the process; `why` is empty if all is well."""
+class QuitCause(Enum):
+    """Who wants the process to end."""
 
+    STOPPED = "stopped"  # The bridge said so: refused, or without a reason, all is well.
+    BRIDGE_GONE = "bridge_gone"
+    FAILED = "failed"
+
+
+class Quit(NamedTuple):
+    """End the process."""
+
+    cause: QuitCause
     why: str
 
 
@@ -87,11 +97,11 @@ class Handover:
             self.waiting += isinstance(item, Work)
             self._changed.notify()
 
-    def quit(self, why: str) -> None:
+    def quit(self, cause: QuitCause, why: str) -> None:
         """Nothing else is wanted, not even what is queued."""
         with self._changed:
             self._items.clear()
-            self._items.append(Quit(why))
+            self._items.append(Quit(cause, why))
             self._epoch = Epoch(-1)
             self._changed.notify()
 

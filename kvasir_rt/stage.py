@@ -17,26 +17,53 @@ from kvasir_core.errors import KvasirError
 from kvasir_core.units import RequestId
 from kvasir_rt import wire
 from kvasir_rt.agent import Agent, AgentOptions, monotonic
-from kvasir_rt.handover import Free, Handover, Holding, Load, Outgoing, Quit, Reset, Work
-from kvasir_rt.ring_errors import JoinError
+from kvasir_rt.errors import StageStateError
+from kvasir_rt.handover import (
+    Free,
+    Handover,
+    Holding,
+    Load,
+    Outgoing,
+    Quit,
+    QuitCause,
+    Reset,
+    Work,
+)
+from kvasir_rt.ring_errors import JoinError, WireError
 
 CONFIG_BYTES_MAX = 1 << 16
 PR_SET_PDEATHSIG = 1
+EXIT_LOST = 1
+EXIT_REFUSED = 2  # This stage, its model or its configuration is wrong: starting again is no use.
+EXIT_BRIDGE_GONE = 3
 
 
 class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a spawned stage is told; it holds a secret, so it comes on standard input.
 
-    `core` pins the process to one CPU core. `parent` is who must be alive for this stage to live.
+    Attributes:
+        control: The bridge's control endpoint.
+        secret: The ring's.
+        stage: Its index; None if the bridge is to choose.
+        listen: Endpoint for the upstream neighbour.
+        parent: The process without which this one must not live.
+        bridge_key: The bridge's CURVE key; empty on one host.
+        core: The one CPU core to run on.
+        model_path: A joined stage's own copy of the model.
+        sha256: Of that copy.
+        is_joined: Whether the bridge may be gone while the parent lives.
     """
 
     control: str
     secret: str
-    stage: int
+    stage: int | None
     listen: str
     parent: int
     bridge_key: str = ""
     core: int | None = None
+    model_path: str | None = None
+    sha256: str = ""
+    is_joined: bool = False
 
 
 class Compute(Protocol):
@@ -67,8 +94,8 @@ def load_compute(assign: wire.Assign, model_path: str | None) -> Compute:
             return ModelStage(assign, assign.compute, model_path)
 
 
-def compute_loop(agent: Agent, model_path: str | None) -> str:
-    """Run until told to quit; returns why (empty: all is well)."""
+def compute_loop(agent: Agent, model_path: str | None) -> Quit:
+    """Run until told to quit; returns that."""
     handover = agent.handover
     compute: Compute | None = None
     assign: wire.Assign | None = None
@@ -92,8 +119,8 @@ def compute_loop(agent: Agent, model_path: str | None) -> str:
                 assert compute is not None
                 assert assign is not None
                 run_lap(handover, compute, item, is_tail=assign.stage == assign.plan.stages - 1)
-            case Quit(why):
-                return why
+            case Quit():
+                return item
 
 
 def run_lap(handover: Handover, compute: Compute, work: Work, *, is_tail: bool) -> None:
@@ -129,8 +156,8 @@ def outgoing_of(
     return Outgoing("lap", wire.encode(onward), body)
 
 
-def run_stage(options: AgentOptions, model_path: str | None = None) -> str:
-    """Take part in a ring until it ends; returns why (empty: all is well).
+def run_stage(options: AgentOptions, model_path: str | None = None) -> Quit:
+    """Take part in a ring until it ends; returns how.
 
     Raises:
         KvasirError: The stage cannot take part, or its model cannot be loaded.
@@ -174,14 +201,22 @@ def main() -> int:
             stage=config.stage,
             listen=config.listen,
             bridge_key=config.bridge_key.encode() or None,
+            sha256=config.sha256,
+            expects_pulses=config.is_joined,
         )
-        why = run_stage(options)
+        end = run_stage(options, config.model_path)
     except (KvasirError, msgspec.MsgspecError) as error:
         print(f"kvasir stage: {error}", file=sys.stderr)
-        return 2
-    if why:
-        print(f"kvasir stage: {why}", file=sys.stderr)
-    return 1 if why else 0
+        return EXIT_LOST if isinstance(error, WireError | StageStateError) else EXIT_REFUSED
+    if end.why:
+        print(f"kvasir stage: {end.why}", file=sys.stderr)
+    match end.cause:
+        case QuitCause.STOPPED:
+            return EXIT_REFUSED if end.why else 0
+        case QuitCause.BRIDGE_GONE:
+            return EXIT_BRIDGE_GONE
+        case QuitCause.FAILED:
+            return EXIT_LOST
 
 
 if __name__ == "__main__":

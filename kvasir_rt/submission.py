@@ -5,18 +5,7 @@ from dataclasses import dataclass
 
 from kvasir_core.microbatch import FinishReason
 from kvasir_core.units import RequestId
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    temperature: float = 0.0
-
-    @property
-    def needs_history(self) -> bool:
-        return False
-
-
-SAMPLING_BYTES_MAX = 256
+from kvasir_rt.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

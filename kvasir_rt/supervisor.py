@@ -42,8 +42,13 @@ class StageProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def wait(self, seconds: float) -> bool:
-        """Whether it has ended within so long."""
+    @property
+    def status(self) -> int | None:
+        """Its exit status, once it has ended; negative is a signal."""
+        return self._process.returncode
+
+    def wait(self, seconds: float | None) -> bool:
+        """Whether it has ended within so long (None: waits for it)."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -15,7 +15,7 @@ from kvasir_core.microbatch import MicroBatch
 from kvasir_core.plan import LOGPROBS_MAX, Plan
 from kvasir_core.units import Epoch, RequestId
 from kvasir_rt.ring_errors import WireError
-from kvasir_rt.submission import SAMPLING_BYTES_MAX, SamplingParams
+from kvasir_rt.sampling import SAMPLING_BYTES_MAX, SamplingParams
 
 PROTOCOL = 1
 Buffer = bytes | memoryview

@@ -8,7 +8,8 @@ import pytest
 from kvasir_core.causes import Cause
 from kvasir_core.microbatch import BindingLimit, FinishReason
 from kvasir_rt.fixed_stage import fixed_tokens
-from kvasir_rt.submission import EndEvent, SamplingParams, Submission
+from kvasir_rt.sampling import SamplingParams
+from kvasir_rt.submission import EndEvent, Submission
 from tests.rt.rings import VOCAB, Clients, engine_of, plan_of, running, until
 
 
