@@ -7,7 +7,7 @@ from kvasir_core.errors import PlanError
 from kvasir_core.plan import Plan, split_evenly
 from kvasir_core.units import nanos
 from kvasir_scenario.schema import Scenario
-from kvasir_scenario.schema_costs import FixedCosts
+from kvasir_scenario.schema_costs import FixedCosts, FixedTimes, fixed_times
 from kvasir_scenario.schema_ring import Stage
 
 LayerRanges = tuple[tuple[int, int], ...]
@@ -25,7 +25,7 @@ class StageFacts:
         index: From the head, 0.
         layers: Half-open range.
         device: Name of an entry of `devices`, if any is given.
-        pass_s: Costs `fixed`: seconds per micro-batch; 0 for other kinds.
+        pass_s: Costs `fixed`: seconds per micro-batch, its layers included; 0 for other kinds.
         per_token_s: Costs `fixed`: seconds per row; 0 for other kinds.
     """
 
@@ -88,20 +88,22 @@ def plan_of(scenario: Scenario, planner: Planner | None = None) -> Plan:
 def stages_of(scenario: Scenario, plan: Plan) -> tuple[StageFacts, ...]:
     """Each stage of the ring with defaults applied, head first."""
     ring, costs = scenario.ring, scenario.costs
-    pass_s, per_token_s = 0.0, 0.0
-    if isinstance(costs, FixedCosts):
-        pass_s, per_token_s = costs.pass_s, costs.per_token_s
     stages = ring.stages if isinstance(ring.stages, tuple) else (Stage(),) * ring.stages
-    return tuple(
-        StageFacts(
-            index=index,
-            layers=layers,
-            device=stage.device or ring.device,
-            pass_s=pass_s if stage.pass_s is None else stage.pass_s,
-            per_token_s=per_token_s if stage.per_token_s is None else stage.per_token_s,
+    facts = []
+    for index, (stage, layers) in enumerate(zip(stages, plan.layers, strict=True)):
+        times = FixedTimes(0.0, 0.0, 0.0)
+        if isinstance(costs, FixedCosts):
+            times = fixed_times(costs, stage)
+        facts.append(
+            StageFacts(
+                index=index,
+                layers=layers,
+                device=stage.device or ring.device,
+                pass_s=times.pass_s + times.pass_s_per_layer * (layers[1] - layers[0]),
+                per_token_s=times.per_token_s,
+            )
         )
-        for index, (stage, layers) in enumerate(zip(stages, plan.layers, strict=True))
-    )
+    return tuple(facts)
 
 
 def layers_of(scenario: Scenario, planner: Planner | None = None) -> LayerRanges:

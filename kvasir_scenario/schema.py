@@ -11,11 +11,11 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from kvasir_core.errors import ScenarioError
 from kvasir_scenario.origin import Origin, key_path
-from kvasir_scenario.schema_costs import Costs, FixedCosts, RooflineCosts
+from kvasir_scenario.schema_costs import Costs, FixedCosts, RooflineCosts, fixed_times
 from kvasir_scenario.schema_experts import Experts
 from kvasir_scenario.schema_faults import RING_FAULTS, WORKER_FAULTS, Fault, StageLost, StageSlow
 from kvasir_scenario.schema_model import Device, Model
-from kvasir_scenario.schema_ring import Policy, Ring
+from kvasir_scenario.schema_ring import Policy, Ring, Stage
 from kvasir_scenario.schema_types import (
     AsTuple,
     Name,
@@ -158,21 +158,13 @@ class Scenario(Section):
     def _check_costs(self) -> Self:
         stages = () if isinstance(self.ring.stages, int) else self.ring.stages
         if isinstance(self.costs, FixedCosts):
-            base = self.costs.pass_s, self.costs.per_token_s
-            times = [
-                (
-                    base[0] if stage.pass_s is None else stage.pass_s,
-                    base[1] if stage.per_token_s is None else stage.per_token_s,
-                )
-                for stage in stages
-            ] or [base]
-            for index, time in enumerate(times):
-                if not any(time):
+            for index, stage in enumerate(stages or (Stage(),)):
+                if not any(fixed_times(self.costs, stage)):
                     key = f"ring.stages.{index}.pass_s" if stages else "costs.pass_s"
                     raise broken(key, "a stage that takes no time at all; give it pass_s > 0")
             return self
         for index, stage in enumerate(stages):
-            for name in ("pass_s", "per_token_s"):
+            for name in ("pass_s", "per_token_s", "pass_s_per_layer"):
                 if getattr(stage, name) is not None:
                     raise broken(
                         f"ring.stages.{index}.{name}",

@@ -1,20 +1,50 @@
 """Section `costs`: how long a stage holds a micro-batch."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from kvasir_scenario.schema_ring import Stage
 from kvasir_scenario.schema_types import Factor, PathText, PositiveShare, Seconds, Section
 
 _Multiple = Annotated[int, Field(ge=1, le=1 << 16)]
 
 
 class FixedCosts(Section):
-    """`pass_s + per_token_s * rows`; a stage may have its own figures."""
+    """`pass_s + pass_s_per_layer * layers + per_token_s * rows`; stages may have their own."""
 
     kind: Literal["fixed"]
     pass_s: Seconds = 1.0
     per_token_s: Seconds = 0.0
+    pass_s_per_layer: Seconds = 0.0
+    """Seconds more for each layer of the stage; with it `pass_s` is 0 unless given."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _layers_make_the_pass(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and "pass_s_per_layer" in data and "pass_s" not in data:
+            return {**data, "pass_s": 0.0}
+        return data
+
+
+class FixedTimes(NamedTuple):
+    """What one stage takes, in seconds."""
+
+    pass_s: float
+    pass_s_per_layer: float
+    per_token_s: float
+
+
+def fixed_times(costs: FixedCosts, stage: Stage) -> FixedTimes:
+    """The stage's own figures, or the section's; its own time per layer replaces the pass too."""
+    own_layer = stage.pass_s_per_layer
+    pass_s = costs.pass_s if own_layer is None else 0.0
+    return FixedTimes(
+        pass_s if stage.pass_s is None else stage.pass_s,
+        costs.pass_s_per_layer if own_layer is None else own_layer,
+        costs.per_token_s if stage.per_token_s is None else stage.per_token_s,
+    )
 
 
 class TableCosts(Section):

@@ -57,6 +57,8 @@ class Stage(Section):
     """Name of an entry of `devices`; without it `ring.device`."""
     pass_s: Seconds | None = None
     """Costs `fixed`: seconds a micro-batch takes here; without it `costs.pass_s`."""
+    pass_s_per_layer: Seconds | None = None
+    """Costs `fixed`: seconds more for each layer; with it the pass alone is 0 unless given."""
     per_token_s: Seconds | None = None
     """Costs `fixed`: seconds more for each row; without it `costs.per_token_s`."""
 

@@ -30,6 +30,25 @@ def test_a_scenario_may_give_each_stage_its_own_figures() -> None:
     assert costs.provenance == "assumed"
 
 
+def test_p5c_a_second_per_layer_makes_unequal_stages_unequal() -> None:
+    made, plan = scenario(
+        "model: {layers: 10}\nring: {stages: [{layers: 5}, {layers: 3}, {layers: 2}]}\n"
+        "costs: {kind: fixed, pass_s_per_layer: 1.0}\n"
+    )
+    assert build_costs(made, plan).holds(micro_batch((3,))) == [5 * 10**9, 3 * 10**9, 2 * 10**9]
+
+
+def test_a_stage_of_its_own_speed_per_layer() -> None:
+    made, plan = scenario(
+        "model: {layers: 10}\n"
+        "ring: {stages: [{layers: 5, pass_s_per_layer: 0.5}, "
+        "{layers: 3, pass_s: 1, pass_s_per_layer: 0.1}, {layers: 2}]}\n"
+        "costs: {kind: fixed, pass_s: 4, pass_s_per_layer: 0.25}\n"
+    )
+    holds = build_costs(made, plan).holds(micro_batch((3,)))
+    assert holds == [2_500_000_000, 1_300_000_000, 4_500_000_000]
+
+
 def test_the_prediction_is_the_longest_stage_of_the_same_micro_batch() -> None:
     costs = FixedCosts([1.0, 2.0], [0.5, 0.1])
     assert costs.predict(3, 300, 7, 64) == max(costs.holds(micro_batch((1, 1, 1), ((64, 7),))))
