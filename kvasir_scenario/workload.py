@@ -213,8 +213,6 @@ def build_workload(scenario: Scenario) -> tuple[Requests | ClosedLoop, WorkloadF
 def _of_trace(scenario: Scenario, workload: TraceWorkload) -> tuple[Requests, int, tuple[str, ...]]:
     """The slice of the trace by arrival, how many rows were out of order, and warnings."""
     trace = _inline(workload) if workload.path is None else _read(scenario, workload)
-    if not len(trace):
-        raise scenario.error("workload.requests", "found none; a trace has at least one request")
     offsets, span_s = trace.times.offsets, trace.times.span_s
     rows = np.flatnonzero(trace.times.within(workload.start_s, workload.stop_s))
     if not len(rows):
@@ -243,7 +241,7 @@ def _of_trace(scenario: Scenario, workload: TraceWorkload) -> tuple[Requests, in
 def _inline(workload: TraceWorkload) -> Trace:
     """The scenario's own rows; their times count from the run's start, not from the first."""
     assert workload.requests is not None, "the schema has checked that there is a source"
-    columns = list(zip(*workload.requests, strict=True)) or [(), (), ()]
+    columns = list(zip(*workload.requests, strict=True))
     return Trace(
         TimeColumn(np.array(columns[0], dtype=np.float64), NANOS_PER_SECOND),
         np.array(columns[1], dtype=np.int64),

@@ -114,6 +114,18 @@ def test_rows_out_of_order_are_sorted_stably_and_counted() -> None:
     assert facts.ties == 2
 
 
+def test_many_ties_keep_the_rows_order() -> None:
+    rows = [[k % 7, k + 1, 1] for k in range(2000)]
+    requests, facts = requests_of(f"kind: trace, requests: {rows}")
+    assert requests.request_id.tolist() == sorted(range(2000), key=lambda k: k % 7)
+    assert facts.ties == 2000 - 7
+
+
+def test_a_nanosecond_apart_is_no_tie() -> None:
+    _, facts = requests_of("kind: trace, requests: [[0, 1, 1], [1e-9, 1, 1], [1.2e-9, 1, 1]]")
+    assert facts.ties == 1
+
+
 def test_a_slice_starts_the_clock_at_its_start_and_keeps_the_ids() -> None:
     rows = [[i, i + 1, 1] for i in range(10)]
     requests, facts = requests_of(
@@ -224,6 +236,15 @@ def test_twice_the_rate_is_the_same_pattern_in_half_the_time() -> None:
     assert np.abs(fast.arrival_ns * 2 - slow.arrival_ns).max() <= 2
 
 
+def test_prompts_and_outputs_are_independent() -> None:
+    requests, _ = requests_of(
+        "kind: poisson, rate_per_s: 5, requests: 5000, prompt_tokens: {uniform: [1, 9]}, "
+        "output_tokens: {uniform: [1, 9]}"
+    )
+    same = requests.prompt_tokens == requests.output_tokens
+    assert same.mean() == pytest.approx(1 / 9, abs=0.02)
+
+
 def test_arrivals_do_not_move_when_lengths_do() -> None:
     """Common random numbers: each purpose has a stream of its own."""
     first, _ = requests_of(f"kind: poisson, rate_per_s: 5, requests: 500, {LENGTHS}")
@@ -298,8 +319,10 @@ def test_none_or_all_of_the_clients_go_away(share: str, stays: bool) -> None:
     )
 
 
-def test_a_rate_may_follow_phases() -> None:
+@pytest.mark.parametrize("block", [1, 7, 10, 1 << 16])
+def test_a_rate_may_follow_phases(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     """Constant arrivals: ten, a pause of 10 s, twenty at twice the rate; again and again."""
+    monkeypatch.setattr(arrivals, "BLOCK", block)
     phases = "{phases: [{rate_per_s: 1, for_s: 10}, {rate_per_s: 0, for_s: 10}, {rate_per_s: 2, for_s: 10}]"
     requests, _ = requests_of(
         f"kind: constant, rate_per_s: {phases}, repeat: true}}, requests: 45, {LENGTHS}"

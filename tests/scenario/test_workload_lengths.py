@@ -184,6 +184,10 @@ def test_closed_loop_draws_repeat_and_do_not_disturb_each_other() -> None:
         assert 10**9 <= thinking.next_think_ns() <= 2 * 10**9
     assert first == second
     assert len(set(first)) > 2000
+    alike = closed_loop(
+        "users: 2, prompt_tokens: {uniform: [1, 9]}, output_tokens: {uniform: [1, 9]}"
+    )
+    assert sum(len(set(alike.next_lengths())) for _ in range(900)) == pytest.approx(1700, abs=60)
     other = closed_loop(f"users: 2, {lengths}", seed=2)
     assert [other.next_lengths() for _ in range(10)] != first[:10]
 
