@@ -52,6 +52,7 @@ class Hold:
     """One micro-batch on one stage (seconds)."""
 
     stage: int
+    batch: int
     start: float
     end: float
     sent: float
@@ -61,8 +62,10 @@ class Hold:
 def draw_timeline(run_dir: Path, report: Report) -> "Figure":
     """Draw a readable window of the run: each stage's micro-batches by request and phase."""
     members = _members(run_dir)
-    shown = _window(members)
-    holds = _holds(run_dir, {batch: members[batch] for batch in shown}, report.elapsed_s)
+    block, shown = _window(members, report.plan.window)
+    holds = _holds(run_dir, {batch: members[batch] for batch in block}, report.elapsed_s)
+    start, stop = _span(holds, shown, is_all=len(shown) == report.micro_batches)
+    holds = [hold for hold in holds if hold.start < stop and hold.sent > start]
     stages = min(len(report.stages), STAGES_SHOWN)
     figure = new_figure(12, 1.7 + 0.8 * stages)
     axes = figure.add_subplot()
@@ -77,9 +80,7 @@ def draw_timeline(run_dir: Path, report: Report) -> "Figure":
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     if holds:
-        start = min(hold.start for hold in holds)
-        stop = max(hold.sent for hold in holds)
-        axes.set_xlim(start, stop if stop > start else start + 1)
+        axes.set_xlim(start, stop)
         for stage in range(stages):
             axes.barh(stage, stop - start, left=start, height=LANE, color=PALE, zorder=0)
         _draw_holds(axes, [hold for hold in holds if hold.stage < stages], stop - start)
@@ -113,8 +114,12 @@ def _merged(slices: list[Slice]) -> tuple[Slice, ...]:
     return (*decodes, *chunks)
 
 
-def _window(members: dict[int, tuple[Slice, ...]]) -> list[int]:
-    """Consecutive micro-batches, preferably with both phases, of the block nearest the middle."""
+def _window(members: dict[int, tuple[Slice, ...]], window: int) -> tuple[list[int], list[int]]:
+    """The recorded block nearest the run's middle, and consecutive micro-batches of it to show.
+
+    Those shown have both phases if they can, and so many before them that no stage looks starved
+    only because what it held was not recorded.
+    """
     blocks: list[list[int]] = []
     for batch in members:
         if blocks and batch == blocks[-1][-1] + 1:
@@ -122,12 +127,13 @@ def _window(members: dict[int, tuple[Slice, ...]]) -> list[int]:
         else:
             blocks.append([batch])
     if not blocks:
-        return []
+        return [], []
     middle = blocks[-1][-1] / 2
     block = min(blocks, key=lambda ids: abs(ids[len(ids) // 2] - middle))
-    if len(members) <= LAPS_SHOWN:
-        return list(members)
-    starts = range(0, max(1, len(block) - LAPS_SHOWN + 1), 4)
+    if len(block) <= LAPS_SHOWN:
+        return block, block
+    before = 0 if block[0] == 0 else min(window, len(block) - LAPS_SHOWN)
+    starts = range(before, len(block) - LAPS_SHOWN + 1, 4)
 
     def mixture(start: int) -> int:
         phases = [
@@ -136,7 +142,16 @@ def _window(members: dict[int, tuple[Slice, ...]]) -> list[int]:
         return min(sum(phases), len(phases) - sum(phases))
 
     best = max(starts, key=lambda start: (mixture(start), -start))
-    return block[best : best + LAPS_SHOWN]
+    return block, block[best : best + LAPS_SHOWN]
+
+
+def _span(holds: list[Hold], shown: list[int], *, is_all: bool) -> tuple[float, float]:
+    """The time to draw: a whole short run, else while stage 0 holds what is shown."""
+    here = [hold for hold in holds if is_all or (hold.stage == 0 and hold.batch in set(shown))]
+    if not here:
+        return 0.0, 1.0
+    start, stop = min(hold.start for hold in here), max(hold.sent for hold in here)
+    return start, stop if stop > start else start + 1.0
 
 
 def _holds(run_dir: Path, shown: dict[int, tuple[Slice, ...]], end: float) -> list[Hold]:
@@ -150,7 +165,9 @@ def _holds(run_dir: Path, shown: dict[int, tuple[Slice, ...]], end: float) -> li
     for stage, batch, start, stop, sent in zip(*table.values(), strict=True):
         if batch in shown and start is not None:
             ended = end if stop is None else stop
-            holds.append(Hold(stage, start, ended, ended if sent is None else sent, shown[batch]))
+            holds.append(
+                Hold(stage, batch, start, ended, ended if sent is None else sent, shown[batch])
+            )
     return holds
 
 
@@ -184,20 +201,17 @@ def _colour(request: int) -> str:
 
 
 def _label(axes: "Axes", hold: Hold, each: Slice, y: float, span: float) -> None:
-    """The request's number, where it fits: about 100 letters fit side by side."""
-    if each.request == MERGED:
-        text = f"{each.rows} dec." if each.is_decode else f"{each.rows} rows"
-    else:
-        text = str(each.request)
-    size = 8 if len(hold.slices) <= 3 else 6
-    width = (len(text) + 1) * size / 8 * 0.009
+    """The request's number, where it fits: some 130 letters fit side by side."""
+    text = f"{each.rows} rows" if each.request == MERGED else str(each.request)
+    size = 8 if len(hold.slices) <= 3 and each.request != MERGED else 6
+    width = (len(text) + 1) * size / 8 * 0.0075
     if (hold.end - hold.start) / span < width:
         return
     colour = _colour(each.request)
     axes.text(
         (hold.start + hold.end) / 2, y, text, ha="center", va="center", fontsize=size,
-        color=BLACK if colour in LIGHT else "white",
-        bbox=None if each.is_decode else {"facecolor": colour, "edgecolor": "none", "pad": 0.8},
+        color=BLACK if colour in LIGHT or not each.is_decode else "white",
+        bbox=None if each.is_decode else {"facecolor": "white", "edgecolor": "none", "pad": 0.8},
         clip_on=True,
     )  # fmt: skip
 
@@ -211,7 +225,7 @@ def _legend(figure: "Figure", holds: list[Hold], stages_left_out: int) -> None:
         Patch(facecolor=SKY, edgecolor="white", label="decode row (plain)"),
     ]
     if any(each.request == MERGED for each in slices):
-        handles.append(Patch(facecolor=GREY, label="many requests together"))
+        handles.append(Patch(facecolor=GREY, label="many requests, their rows together"))
     if any(hold.sent > hold.end for hold in holds):
         handles.append(
             Patch(

@@ -139,7 +139,7 @@ def _draw_time_split(run_dir: Path, report: Report) -> "Figure":
         )  # fmt: skip
         for stage in np.flatnonzero(shares >= LABEL_SHARE).tolist():
             axes.text(
-                left[stage] + shares[stage] / 2, stage, f"{shares[stage]:.0%}", ha="center",
+                left[stage] + shares[stage] / 2, stage, f"{shares[stage]:.1%}", ha="center",
                 va="center", fontsize=9, color="white" if colour == BLUE else BLACK,
                 bbox=None if not hatch else
                 {"facecolor": colour, "edgecolor": "none", "pad": 1.2},
@@ -223,10 +223,10 @@ def _draw_queue_and_kv(run_dir: Path, report: Report) -> "Figure":
     kv.axhline(report.kv.blocks_total, color=RED, linestyle="--", linewidth=1.2)
     kv.annotate(
         f"all {report.kv.blocks_total:,} blocks", (0.005, report.kv.blocks_total),
-        xycoords=("axes fraction", "data"), va="top", xytext=(0, -3), textcoords="offset points",
+        xycoords=("axes fraction", "data"), va="bottom", xytext=(0, 2), textcoords="offset points",
         color=RED, fontsize=9,
     )  # fmt: skip
-    kv.set_ylim(0, 1.08 * report.kv.blocks_total)
+    kv.set_ylim(0, 1.15 * report.kv.blocks_total)
     requests.set_xlim(0, report.elapsed_s or 1.0)
     if not at.size:
         _say(requests, "no samples were taken")
@@ -241,14 +241,21 @@ def _draw_queue_and_kv(run_dir: Path, report: Report) -> "Figure":
             times, levels, where="post", color=colour, linestyle=style, linewidth=1.3, label=name
         )
     requests.set_ylim(bottom=0)
-    requests.legend(frameon=False, fontsize=9, loc="upper left", ncols=2)
+    requests.legend(
+        frameon=False,
+        fontsize=9,
+        loc="lower right",
+        ncols=2,
+        bbox_to_anchor=(1, 1),
+        borderpad=0,
+    )
     warmup = report.measured_window_s[0]
     if warmup:
         for axes in (requests, kv):
             axes.axvspan(0, warmup, color=PALE, zorder=0)
         requests.annotate(
-            "warm-up", (warmup, 1), xycoords=("data", "axes fraction"), ha="right", va="top",
-            xytext=(-4, -2), textcoords="offset points", fontsize=8, color=GREY,
+            "warm-up", (warmup, 1), xycoords=("data", "axes fraction"), ha="left", va="top",
+            xytext=(3, -2), textcoords="offset points", fontsize=8, color=GREY,
         )  # fmt: skip
     return figure
 
