@@ -201,10 +201,10 @@ def _colour(request: int) -> str:
 
 
 def _label(axes: "Axes", hold: Hold, each: Slice, y: float, span: float) -> None:
-    """The request's number, where it fits: some 130 letters fit side by side."""
+    """The request's number, where it fits: some 150 letters fit side by side."""
     text = f"{each.rows} rows" if each.request == MERGED else str(each.request)
     size = 8 if len(hold.slices) <= 3 and each.request != MERGED else 6
-    width = (len(text) + 1) * size / 8 * 0.0075
+    width = (len(text) + 1) * size / 8 * 0.0065
     if (hold.end - hold.start) / span < width:
         return
     colour = _colour(each.request)
