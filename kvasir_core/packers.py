@@ -79,6 +79,8 @@ def greedy(queues: Queues) -> Composition:
     ready = len(queues.decodes)
     width = min(plan.micro_batch_width, plan.row_width)
     taken = queues.growable(min(ready, width))
+    if taken == ready and not queues.prompts and not queues.waiting:
+        return Composition(taken, [], BindingLimit.NOTHING_WAITING)
     if taken < min(ready, width):
         return Composition(taken, [], BindingLimit.KV, is_short=True)
     if taken < ready:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
 
-from kvasir_core.microbatch import BindingLimit
+from kvasir_core.microbatch import BindingLimit, MicroBatch
 from kvasir_core.plan import Plan, blocks_for
 from kvasir_core.request import Request
-from kvasir_core.units import RequestId
+from kvasir_core.units import Epoch, MicroBatchId, RequestId
 
 by_order = attrgetter("order")
 is_running = attrgetter("is_running")
@@ -34,18 +34,6 @@ class Composition(NamedTuple):
     @property
     def is_empty(self) -> bool:
         return not (self.decodes or self.chunks)
-
-
-class Columns(NamedTuple):
-    """What a composition took, as a micro-batch wants it; `members` owns the spans, in order."""
-
-    members: list[Request]
-    ids: tuple[RequestId, ...]
-    starts: tuple[int, ...]
-    rows: tuple[int, ...]
-    completing: tuple[int, ...]
-    row_count: int
-    decode_context: int
 
 
 @dataclass(slots=True, eq=False)
@@ -87,44 +75,54 @@ class Queues:
                 free -= 1
         return count
 
-    def take(self, composition: Composition) -> Columns:
-        """Take the rows of a composition: they are in flight from now on."""
-        count, chunks = composition.decodes, composition.chunks
-        members = self.decodes[:count]
-        del self.decodes[:count]
-        free, room = self.blocks_free, self.plan.kv_block - 1
-        ids: list[RequestId] = []
+    def take(
+        self, composition: Composition, id_: MicroBatchId, epoch: Epoch
+    ) -> tuple[MicroBatch, list[Request]]:
+        """Freeze a composition: its rows are in flight from now on.
+
+        Returns:
+            The micro-batch, and the request of each of its spans.
+        """
+        count, chunks, binding, _ = composition
+        ready = self.decodes
+        if count == len(ready):
+            members, self.decodes = ready, []
+        else:
+            members = ready[:count]
+            del ready[:count]
         starts: list[int] = []
         for request in members:
             request.in_flight = 1
             if request.room:
                 request.room -= 1
             else:
-                request.room = room
+                request.room = self.plan.kv_block - 1
                 request.blocks += 1
-                free -= 1
-            ids.append(request.id)
+                self.blocks_free -= 1
             starts.append(request.prompt + request.given - 1)
-        self.blocks_free = free
         context = sum(starts) + count
-        rows = [1] * count
+        rows: tuple[int, ...] = (1,) * count
+        row_count = count
         completing: tuple[int, ...] = ()
         if chunks:
-            rows += [rows for _, rows in chunks]
-            completing = self._take_chunks(chunks, ids, starts, members)
-        if self.flies_one_chunk:  # Sarathi: what was left over is sorted by arrival.
-            self.decodes.sort(key=by_order)
+            lengths = [length for _, length in chunks]
+            rows += tuple(lengths)
+            row_count += sum(lengths)
+            completing = self._take_chunks(chunks, starts, members)
+        if self.flies_one_chunk and (self.decodes or self.prompts):
+            self.decodes.sort(key=by_order)  # Sarathi: what was left over is sorted by arrival.
             self.prompts.sort(key=by_order)
         self.passed_over = not count and bool(self.decodes)
         self.open_count += 1
-        return Columns(
-            members, tuple(ids), tuple(starts), tuple(rows), completing, sum(rows), context
+        ids = tuple([request.id for request in members])
+        batch = MicroBatch(
+            id_, epoch, ids, tuple(starts), rows, count, completing, row_count, context, binding
         )
+        return batch, members
 
     def _take_chunks(
         self,
         chunks: list[tuple[Request, int]],
-        ids: list[RequestId],
         starts: list[int],
         members: list[Request],
     ) -> tuple[int, ...]:
@@ -136,7 +134,6 @@ class Queues:
             is_new = not request.is_running
             if is_new:
                 self._admit(request)
-            ids.append(request.id)
             starts.append(request.scheduled)
             request.scheduled += rows
             request.in_flight += 1

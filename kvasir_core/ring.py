@@ -72,6 +72,7 @@ class Ring:
         if plan.packer not in PACKERS:
             raise PlanError(f"packer is {plan.packer!r}; it must be one of {sorted(PACKERS)}")
         self.plan = plan
+        self._kv_blocks = plan.kv_blocks
         self.now = Nanos(0)
         self.epoch = Epoch(0)
         self.causes = CauseClock()
@@ -87,6 +88,7 @@ class Ring:
         self._open: dict[MicroBatchId, tuple[MicroBatch, list[Request]]] = {}
         self._lost: list[int] = []
         self._is_kv_short = False  # A ready decode lacks its block and its victim is in flight.
+        self._may_wait = plan.packer == "cohort" and plan.cohort_wait_ns > 0
         self._wait_until: Nanos | None = None  # A lone cohort fills until then.
         self._offered = 0
         self._micro_batches = 0
@@ -94,7 +96,7 @@ class Ring:
         self._stalls = {BindingLimit.WINDOW: 0, BindingLimit.DEPENDENCY: 0}
         self._preemptions = 0
         self._rows_recomputed = 0
-        self._blocks_peak = 0
+        self._blocks_free_least = self._kv_blocks
         self._in_system_ns = 0
         self._handlers: dict[type, Callable[[Any], Orders]] = {
             LapEnded: self._lap_ended,
@@ -124,10 +126,13 @@ class Ring:
         orders = self._handlers[type(event)](event)
         self._in_system_ns += in_system * passed
         self.now = now
-        self._launch(orders)
-        self._note_cause()
         queues = self._queues
-        assert 0 <= queues.blocks_free <= self.plan.kv_blocks
+        if self._is_kv_short:
+            self._relieve_kv(orders)
+        if queues.decodes or queues.prompts or queues.waiting:
+            self._launch(orders)
+        self._note_cause()
+        assert 0 <= queues.blocks_free <= self._kv_blocks
         assert 0 <= queues.live_decodes <= queues.running <= self.plan.running_max
         assert queues.running + len(queues.waiting) == len(self._requests)
         assert len(self._open) == queues.open_count <= self.plan.window_max
@@ -170,38 +175,39 @@ class Ring:
         id_, epoch, stopped = event
         if epoch < self.epoch:
             return []  # A late frame of an epoch that is over.
-        flight = self._open.get(id_)
-        self._require(flight is not None and epoch == self.epoch, event)
-        assert flight is not None
-        batch, members = flight
+        self._require(id_ in self._open and epoch == self.epoch, event)
+        batch, members = self._open[id_]
         decodes = batch.decodes
-        for index in range(decodes, len(members)):
-            # Chunks of one prompt never overtake each other, however stages overlap.
-            request = members[index]
-            in_order = batch.starts[index] == request.returned
-            self._require(in_order or not request.is_live, event)
-        self._require(not stopped or set(stopped) <= set(batch.outputs), event)
+        if decodes < len(members):
+            for start, request in zip(batch.starts[decodes:], members[decodes:], strict=True):
+                # Chunks of one prompt never overtake each other, however stages overlap.
+                self._require(start == request.returned or not request.is_live, event)
+        if stopped:
+            self._require(set(stopped) <= set(batch.outputs), event)
         del self._open[id_]
         queues = self._queues
         queues.open_count -= 1
-        delivered: list[RequestId] = []
+        tokens: list[Request] = []  # Who gets one.
+        for request in members[:decodes] if decodes < len(members) else members:
+            request.in_flight = 0
+            if request.is_live:
+                tokens.append(request)
+        if decodes < len(members):
+            chunks = zip(members[decodes:], batch.rows[decodes:], strict=True)
+            tokens += [request for request, rows in chunks if self._chunk_returned(request, rows)]
+        if not tokens:
+            return []
         ended: list[tuple[Request, FinishReason]] = []
-        for index, request in enumerate(members):
-            if index < decodes:
-                request.in_flight = 0
-                if not request.is_live:
-                    continue
-            elif not self._chunk_returned(request, batch.rows[index]):
-                continue
+        ready = queues.decodes
+        for request in tokens:
             request.given += 1
-            delivered.append(request.id)
             if stopped and request.id in stopped:
                 ended.append((request, FinishReason.STOP))
             elif request.given == request.output_max:
                 ended.append((request, FinishReason.LENGTH))
             else:
-                queues.decodes.append(request)
-        orders: Orders = [Deliver(id_, tuple(delivered))] if delivered else []
+                ready.append(request)
+        orders: Orders = [Deliver(id_, tuple([request.id for request in tokens]))]
         if ended:
             self._end(ended, orders)
         return orders
@@ -317,22 +323,21 @@ class Ring:
     def _launch(self, orders: Orders) -> None:
         """Compose micro-batches while a window place is free and the packer finds rows."""
         queues = self._queues
-        if self._is_kv_short:
-            self._relieve_kv(orders)
-        while queues.open_count < queues.window and not self._lost and queues.has_work:
+        while queues.open_count < queues.window and not self._lost:
             composition = self._packer(queues)
-            if not composition.is_empty:
-                if self._should_wait(composition):
+            is_empty = not (composition.decodes or composition.chunks)
+            if not is_empty:
+                if self._may_wait and self._should_wait(composition):
                     return
                 orders.append(Launch(self._compose(composition)))
             if composition.is_short:
                 self._relieve_kv(orders)
-            if composition.is_empty:
+            if is_empty or not queues.has_work:
                 break
         self._wait_until = None
 
     def _should_wait(self, composition: Composition) -> bool:
-        if not (self.plan.packer == "cohort" and is_lone(self._queues, composition)):
+        if not is_lone(self._queues, composition):
             return False
         if self._wait_until is None:
             self._wait_until = Nanos(self.now + self.plan.cohort_wait_ns)
@@ -340,31 +345,20 @@ class Ring:
 
     def _compose(self, composition: Composition) -> MicroBatch:
         """Freeze a composition into a micro-batch."""
-        plan = self.plan
-        columns = self._queues.take(composition)
-        batch = MicroBatch(
-            MicroBatchId(self._micro_batches),
-            self.epoch,
-            columns.ids,
-            columns.starts,
-            columns.rows,
-            composition.decodes,
-            columns.completing,
-            columns.row_count,
-            columns.decode_context,
-            composition.binding,
-        )
-        assert len(columns.ids) <= plan.micro_batch_width
-        assert columns.row_count <= plan.row_width
+        plan, queues = self.plan, self._queues
+        flight = queues.take(composition, MicroBatchId(self._micro_batches), self.epoch)
+        batch = flight[0]
+        assert len(batch.requests) <= plan.micro_batch_width
+        assert batch.row_count <= plan.row_width
         self._micro_batches += 1
-        self._open[batch.id] = (batch, columns.members)
-        self._blocks_peak = max(self._blocks_peak, plan.kv_blocks - self._queues.blocks_free)
+        self._open[batch.id] = flight
+        self._blocks_free_least = min(self._blocks_free_least, queues.blocks_free)
         return batch
 
     def _note_cause(self) -> None:
         """Why the head cannot compose another micro-batch now; a starved stage inherits it."""
         queues = self._queues
-        if not queues.has_work:
+        if not (queues.decodes or queues.prompts or queues.waiting):
             cause = Cause.DEPENDENCY if queues.running else Cause.NO_DEMAND
             self._stalls[BindingLimit.DEPENDENCY] += queues.running > 0
         elif self._wait_until is not None:
@@ -374,6 +368,12 @@ class Ring:
             self._stalls[BindingLimit.WINDOW] += queues.open_count >= queues.window
         if cause is not self.causes.cause:
             self.causes.switch(cause, self.now)
+
+    @property
+    def load(self) -> tuple[int, int, int]:
+        """Requests waiting, requests running, KV blocks in use: cheap enough for every lap."""
+        queues = self._queues
+        return len(queues.waiting), queues.running, self._kv_blocks - queues.blocks_free
 
     def statistics(self) -> RingStatistics:
         """Counts at the time of the last event."""
@@ -393,7 +393,7 @@ class Ring:
             stalls=dict(self._stalls),
             kv_blocks_total=plan.kv_blocks,
             kv_blocks_in_use=plan.kv_blocks - queues.blocks_free,
-            kv_blocks_peak=self._blocks_peak,
+            kv_blocks_peak=self._kv_blocks - self._blocks_free_least,
             preemptions=self._preemptions,
             rows_recomputed=self._rows_recomputed,
             in_system_ns=self._in_system_ns,

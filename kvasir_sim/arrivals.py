@@ -84,7 +84,7 @@ class ClosedUsers:
 
     def _send(self, _: simpy.Event) -> None:
         shell, loop = self._shell, self._loop
-        now = int(shell.env.now)
+        now = shell.env.now
         self._thinking -= 1
         if loop.requests is not None and self._sent >= loop.requests:
             return

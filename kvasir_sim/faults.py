@@ -68,12 +68,12 @@ class RingFaults:
                 env.process(self._slow_down("link", place, fault.factor, extra, for_ns))
             case kinds.LinkStop():
                 link = pipeline.links[place]
-                link.free_at = max(link.free_at, int(env.now) + for_ns)
+                link.free_at = max(link.free_at, env.now + for_ns)
 
     def _lose_stage(self, stage: int, for_ns: int) -> None:
         """The stage dies; a second death while it is down makes the replacement start anew."""
         shell = self._shell
-        until = int(shell.env.now) + for_ns
+        until = shell.env.now + for_ns
         is_down = stage in self._down_until
         self._down_until[stage] = max(until, self._down_until.get(stage, 0))
         shell.tell(StageLost(stage))
@@ -83,7 +83,7 @@ class RingFaults:
     def _replace(self, stage: int) -> Generator[simpy.Event, Any, None]:
         env = self._shell.env
         while env.now < self._down_until[stage]:
-            yield env.timeout(self._down_until[stage] - int(env.now))
+            yield env.timeout(self._down_until[stage] - env.now)
         del self._down_until[stage]
         self._shell.tell(StageReady(stage))
 

@@ -16,7 +16,22 @@ from simpy.events import NORMAL
 from kvasir_core import MicroBatch, Plan, RequestId
 from kvasir_sim.links import LinkCost
 
+NO_RELEASES: tuple[tuple[RequestId, ...], ...] = ()
 Callback = Callable[[simpy.Event], None]
+
+
+class Clock(simpy.Environment):
+    """SimPy's environment in integer nanoseconds."""
+
+    _now: int
+
+    def __init__(self) -> None:
+        super().__init__(initial_time=0)
+
+    @property
+    def now(self) -> int:
+        """Nanoseconds since the start."""
+        return self._now
 
 
 class Flight:
@@ -31,22 +46,22 @@ class Flight:
         self.received = composed
         self.start = 0
         self.stamps: list[int] = []
-        self.before: list[tuple[RequestId, ...]] = []  # Releases that travel in front of it,
-        self.after: list[tuple[RequestId, ...]] = []  # and behind it.
+        self.before = NO_RELEASES  # Releases that travel in front of it,
+        self.after = NO_RELEASES  # and behind it.
 
 
 class Recurring(simpy.Event):
     """An event that is scheduled again after it was processed: no allocation a hop."""
 
-    def __init__(self, env: simpy.Environment, callback: Callback) -> None:
+    def __init__(self, env: Clock, callback: Callback) -> None:
         super().__init__(env)
         self._ok = True
         self._value = None
-        self._mine: Any = [callback]
+        self.mine: Any = [callback]  # SimPy takes the list away when it processes the event.
 
     def again(self, delay: int, priority: Any = NORMAL) -> None:
         """Fire once more, `delay` nanoseconds from now."""
-        self.callbacks = self._mine
+        self.callbacks = self.mine
         self.env.schedule(self, priority, delay)
 
 
@@ -65,9 +80,7 @@ class Link:
         "slower",
     )
 
-    def __init__(
-        self, env: simpy.Environment, cost: LinkCost, arrive: Callable[[Flight], None]
-    ) -> None:
+    def __init__(self, env: Clock, cost: LinkCost, arrive: Callable[[Flight], None]) -> None:
         self.cost = cost
         self.free_at = 0  # When the last byte of the last micro-batch is out.
         self.busy_ns = 0  # Time that bytes were on it.
@@ -89,7 +102,7 @@ class Link:
 
     def send(self, flight: Flight, rows: int) -> None:
         """Put a micro-batch on the link; it arrives in order."""
-        now = int(self._env.now)
+        now = self._env.now
         if self.cost.occupies_sender:  # Its bytes went out while the stage held it.
             out = max(now, self.free_at)
         else:
@@ -121,7 +134,7 @@ class Stage:
     """One stage: an input queue, and at most one micro-batch in hand."""
 
     __slots__ = (
-        "_event", "_flight", "_pipeline", "_queue", "index", "is_blocked", "link", "next",
+        "_env", "_event", "_flight", "_pipeline", "_queue", "index", "is_blocked", "link", "next",
         "occupying", "previous", "slots", "slower",
     )  # fmt: skip
 
@@ -135,27 +148,30 @@ class Stage:
         self.link: Link | None = None
         self.occupying: Link | None = None  # The outgoing link, if sending occupies this stage.
         self._pipeline = pipeline
+        self._env = pipeline.env
         self._queue: deque[Flight] = deque()
         self._flight: Flight | None = None
         self._event = Recurring(pipeline.env, self._ended)
 
     def receive(self, flight: Flight) -> None:
         """A micro-batch arrived in the input."""
-        flight.received = int(self._pipeline.env.now)
-        if self._flight is None and not self._queue:
-            self._start(flight)
+        flight.received = now = self._env.now
+        if self._flight is None:
+            self._start(flight, now)
         else:
             self._queue.append(flight)
 
-    def _start(self, flight: Flight) -> None:
+    def _start(self, flight: Flight, now: int) -> None:
         self._flight = flight
-        flight.start = int(self._pipeline.env.now)
+        flight.start = now
         hold = flight.holds[self.index]
         if self.slower != 1.0:
             hold = round(hold * self.slower)
         if self.occupying is not None:
             hold += self.occupying.transfer_ns(self._pipeline.rows_on_hop(self.index, flight.batch))
-        self._event.again(hold)
+        event = self._event
+        event.callbacks = event.mine
+        self._env.schedule(event, NORMAL, hold)
         previous = self.previous
         if previous is not None:
             self.slots += 1
@@ -163,12 +179,11 @@ class Stage:
                 previous.unblock()
 
     def _ended(self, event: simpy.Event) -> None:
+        """The computation is over: hand the micro-batch over, or hold it without a free slot."""
         if event is not self._event:
             return  # Of a computation that was lost with its epoch.
-        flight = self._flight
+        flight, now, following = self._flight, self._env.now, self.next
         assert flight is not None
-        now = int(self._pipeline.env.now)
-        following = self.next
         if following is not None:
             if following.slots <= 0:
                 self.is_blocked = True
@@ -176,30 +191,33 @@ class Stage:
                 return
             following.slots -= 1
         flight.stamps += (flight.received, flight.start, now, now)
-        self._hand_over(flight)
+        self._hand_over(flight, following, now)
 
     def unblock(self) -> None:
         """The next stage has a free input slot."""
-        flight, following = self._flight, self.next
+        flight, following, now = self._flight, self.next, self._env.now
         assert flight is not None
         assert following is not None
         self.is_blocked = False
         following.slots -= 1
-        flight.stamps.append(int(self._pipeline.env.now))
-        self._hand_over(flight)
+        flight.stamps.append(now)
+        self._hand_over(flight, following, now)
 
-    def _hand_over(self, flight: Flight) -> None:
+    def _hand_over(self, flight: Flight, following: "Stage | None", now: int) -> None:
         if self._queue:
-            self._start(self._queue.popleft())
+            self._start(self._queue.popleft(), now)
         else:
             self._flight = None
-        link = self.link
-        if link is not None:
-            link.send(flight, self._pipeline.rows_on_hop(self.index, flight.batch))
-        elif self.next is not None:
-            self.next.receive(flight)
-        else:
+        if self.link is not None:
+            self.link.send(flight, self._pipeline.rows_on_hop(self.index, flight.batch))
+        elif following is None:
             self._pipeline.on_return(flight)
+        elif following._flight is None:  # noqa: SLF001 - a stage among stages, on the hot path.
+            flight.received = now
+            following._start(flight, now)  # noqa: SLF001
+        else:
+            flight.received = now
+            following._queue.append(flight)  # noqa: SLF001
 
     def in_hand(self) -> Flight | None:
         """The micro-batch that it computes or is blocked with."""
@@ -219,7 +237,7 @@ class Pipeline:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         plan: Plan,
         links: list[LinkCost],
         turnaround_ns: int,
@@ -250,6 +268,16 @@ class Pipeline:
 
     def _returned(self, flight: Flight) -> None:
         self.on_return(flight)
+
+    @property
+    def latency_ns(self) -> int:
+        """What a message without bytes needs for a lap now."""
+        return sum(link.latency_ns for link in self.links)
+
+    @property
+    def link_busy_ns(self) -> list[int]:
+        """Per hop, how long bytes were on it."""
+        return [link.busy_ns for link in self.links]
 
     def rows_on_hop(self, index: int, batch: MicroBatch) -> int:
         """Rows that cross the hop behind stage `index`: all of them, or the tail's output rows."""

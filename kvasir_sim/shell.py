@@ -33,11 +33,14 @@ from kvasir_core import (
 )
 from kvasir_core.eventlog import encode
 from kvasir_scenario.recorder import Recorder
+from kvasir_sim.conveyor import Conveyor
 from kvasir_sim.costs.base import CostModel
 from kvasir_sim.links import LinkCost
-from kvasir_sim.pipeline import Flight, Pipeline, Recurring
+from kvasir_sim.pipeline import NO_RELEASES, Clock, Flight, Pipeline, Recurring
 from kvasir_sim.stage_times import StageTimeSampler
 
+SAMPLED_LAPS = 2048  # Queue and KV are plotted lap by lap in short runs,
+SAMPLE_EVERY = 8  # and at every eighth lap after that.
 FULL_CHECK_EVERY = 1000  # Events between full O(n) checks of the core's invariants.
 
 
@@ -46,20 +49,22 @@ class Shell:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         plan: Plan,
         costs: CostModel,
         links: list[LinkCost],
         ring: Ring,
         recorder: Recorder,
         *,
+        is_faulty: bool = False,
         event_log: TextIO | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.env = env
         self.ring = ring
         self.recorder = recorder
-        self.pipeline = Pipeline(env, plan, links, costs.turnaround_ns, self._lap_returned)
+        carry = Pipeline if is_faulty else Conveyor
+        self.carrier = carry(env, plan, links, costs.turnaround_ns, self._lap_returned)
         self.on_finish: Callable[[RequestId, FinishReason], None] | None = None
         self.is_exhausted: Callable[[], bool] = lambda: True
         self.last_end = 0  # When the last request so far ended.
@@ -75,7 +80,7 @@ class Shell:
 
     def tell(self, event: RingEvent, at: Nanos | None = None) -> None:
         """Report a fact to the core, now or `at`, and carry out what it orders."""
-        now = Nanos(int(self.env.now)) if at is None else at
+        now = Nanos(self.env.now) if at is None else at
         if self._log is not None:
             self._log.write(encode(event, now) + "\n")
         ring = self.ring
@@ -98,11 +103,11 @@ class Shell:
             self.tell(TimePassed())
 
     def _obey(self, orders: list[RingDecision], now: int) -> None:
-        releases: list[tuple[RequestId, ...]] = []
+        releases = NO_RELEASES
         for order in orders:
             if isinstance(order, Launch):
                 self._launch(order.micro_batch, now, releases)
-                releases = []
+                releases = NO_RELEASES
             elif isinstance(order, Deliver):
                 self._delivered = order.requests
             elif isinstance(order, Finish):
@@ -112,7 +117,7 @@ class Shell:
                 if self.on_finish is not None:
                     self.on_finish(order.request, order.reason)
             elif isinstance(order, Release):
-                releases.append(order.requests)
+                releases += (order.requests,)
             elif isinstance(order, Refuse):
                 self.last_end = now
                 self.ended += 1
@@ -128,18 +133,20 @@ class Shell:
         if releases:
             self._release(releases)
 
-    def _launch(self, batch: MicroBatch, now: int, releases: list[tuple[RequestId, ...]]) -> None:
+    def _launch(
+        self, batch: MicroBatch, now: int, releases: tuple[tuple[RequestId, ...], ...]
+    ) -> None:
         flight = Flight(batch, now, self._costs.holds(batch))
         flight.before = releases
         self._open[batch.id] = flight
-        self.pipeline.submit(flight)
+        self.carrier.submit(flight)
 
-    def _release(self, releases: list[tuple[RequestId, ...]]) -> None:
+    def _release(self, releases: tuple[tuple[RequestId, ...], ...]) -> None:
         """Send releases behind the last micro-batch in the ring; alone they cost only latency."""
         if self._open:
             next(reversed(self._open.values())).after += releases
             return
-        delay = sum(link.latency_ns for link in self.pipeline.links)
+        delay = self.carrier.latency_ns
         epoch = self.ring.epoch
 
         def passed(_: simpy.Event) -> None:
@@ -149,7 +156,7 @@ class Shell:
         Recurring(self.env, passed).again(delay)
 
     def _lap_returned(self, flight: Flight) -> None:
-        batch, now = flight.batch, int(self.env.now)
+        batch, now = flight.batch, self.env.now
         del self._open[batch.id]
         epoch = batch.epoch
         for requests in flight.before:
@@ -159,6 +166,8 @@ class Shell:
             self._measure(flight, now)
         self.tell(LapEnded(batch.id, epoch))
         self.recorder.lap(batch, flight.composed, now, self._delivered, flight.stamps)
+        if batch.id < SAMPLED_LAPS or not batch.id % SAMPLE_EVERY:
+            self.recorder.sample(now, *self.ring.load)
         for requests in flight.after:
             self.tell(ReleaseEnded(requests, epoch))
 
@@ -167,6 +176,12 @@ class Shell:
         times: StageTimesMeasured | None = self._sampler.lap(flight.stamps, now)
         if times is not None:
             self.tell(times)
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The carrier of a ring with faults."""
+        assert isinstance(self.carrier, Pipeline)
+        return self.carrier
 
     def is_over(self) -> bool:
         """Nobody is in the ring and nobody will come."""
@@ -179,6 +194,6 @@ class Shell:
     def cut(self, now: int) -> None:
         """Record what is in the ring as lost: its epoch ended, or the run did."""
         for flight in self._open.values():
-            stamps = self.pipeline.partial_stamps(flight, now)
+            stamps = self.carrier.partial_stamps(flight, now)
             self.recorder.lost(flight.batch, flight.composed, now, stamps)
         self._open.clear()

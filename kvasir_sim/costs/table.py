@@ -80,6 +80,7 @@ class TableCosts:
         # Stages of the same depth cost the same; the last does not send.
         self._depths = tuple(dict.fromkeys(self._layers[:-1]))
         self._place = tuple(self._depths.index(depth) for depth in self._layers[:-1])
+        self._senders = len(self._place)
 
     def check_plan(self, plan: Plan) -> None:
         """Refuses a plan whose widths the tables do not cover.
@@ -137,8 +138,11 @@ class TableCosts:
                 f"rows up to {self._rows_max}, decodes up to {len(self._decode) - 1}, blocks up "
                 f"to {len(self._prefill) - 1}; lower the widths or give a larger table"
             ) from None
-        of_depth = [round(1e-3 * (depth * layer_ms + send_ms) * 1e9) for depth in self._depths]
-        result = [of_depth[place] for place in self._place]
+        if len(self._depths) == 1:
+            result = [round(1e-3 * (self._depths[0] * layer_ms + send_ms) * 1e9)] * self._senders
+        else:
+            of_depth = [round(1e-3 * (depth * layer_ms + send_ms) * 1e9) for depth in self._depths]
+            result = [of_depth[place] for place in self._place]
         result.append(round(1e-3 * (self._layers[-1] * layer_ms) * 1e9))
         return result
 
