@@ -58,7 +58,7 @@ class Member:
     peer: bytes = b""
     join: wire.Join | None = None
     endpoint: str = ""
-    loaded_bytes: int = 0
+    resident_bytes: int = 0
     since_ns: int = 0  # When the current step began.
     heard_ns: int = 0
     beat: wire.Beat | None = None
@@ -297,11 +297,11 @@ class Crew:
 
     def _take_in(self, member: Member, said: wire.ToBridge) -> None:
         match said:
-            case wire.Loaded(digest, endpoint, loaded_bytes):
+            case wire.Loaded(digest, endpoint, resident_bytes):
                 if digest != self.options.plan.digest:
                     self._report(member, f"it loaded plan {digest}", is_dead=True)
                     return
-                member.endpoint, member.loaded_bytes = endpoint, loaded_bytes
+                member.endpoint, member.resident_bytes = endpoint, resident_bytes
                 self._enter(member, Step.LOADED)
                 self._send(member, wire.NewEpoch(self.epoch))
             case wire.Idle(epoch):

@@ -67,11 +67,13 @@ class EngineOptions:
         lines: Plan, stages and how they reach each other.
         predict: Longest stage hold, for the packer.
         events: Where to write the event log; None writes none.
+        vocabulary: Token ids are below it.
     """
 
     lines: LineOptions
     predict: Predict | None = None
     events: Path | None = None
+    vocabulary: int = ID_MAX
 
 
 class Engine:
@@ -97,6 +99,7 @@ class Engine:
         self._rows: dict[RequestId, wire.ResultRow] = {}  # Of the lap that is being taken in.
         self._pending: tuple[Flight, list[int]] | None = None
         self._down_why = ""
+        self._detail = ""  # Of the request that is being ended.
         self._closing_ns: int | None = None
         self._is_over = threading.Event()
         self._is_up = threading.Event()
@@ -137,12 +140,16 @@ class Engine:
         """Queue a request. Its events come on the engine's thread, the last is an `EndEvent`.
 
         Raises:
-            ValueError: A token id is no 31-bit number, or there is none.
+            ValueError: A token id is outside the vocabulary, or there is none.
         """
         if not submission.prompt_ids or submission.output_tokens_max < 1:
             raise ValueError("a request needs a prompt token and at least one output token")
-        if not 0 <= min(submission.prompt_ids) <= max(submission.prompt_ids) < ID_MAX:
-            raise ValueError(f"token ids are from 0 to {ID_MAX - 1}")
+        least, most = min(submission.prompt_ids), max(submission.prompt_ids)
+        if least < 0 or most >= self._options.vocabulary:
+            raise ValueError(
+                f"token ids are from 0 to {self._options.vocabulary - 1}; there is "
+                f"{least if least < 0 else most}"
+            )
         self._call(lambda: self._arrive(submission))
 
     def cancel(self, request_id: int, reason: FinishReason = FinishReason.CANCELLED) -> None:
@@ -274,9 +281,11 @@ class Engine:
             self.recorder.offered(request, self._now(), prompt)
         self._tell(RequestArrived(request, prompt, submission.output_tokens_max))
 
-    def _cancel(self, request: RequestId, reason: FinishReason) -> None:
+    def _cancel(self, request: RequestId, reason: FinishReason, detail: str = "") -> None:
         if request in self._live:
+            self._detail = detail
             self._tell(RequestCancelled(request, reason))
+            self._detail = ""
 
     def _end(self, request: RequestId, reason: FinishReason, detail: str = "") -> None:
         live = self._live.pop(request)
@@ -320,7 +329,7 @@ class Engine:
             case Finish(request, reason):
                 if recorder is not None:
                     recorder.finished(request, now, reason)
-                self._end(request, reason, self._down_why)
+                self._end(request, reason, self._detail or self._down_why)
             case Release(requests, epoch):
                 if not self._down_why:
                     self._lines.submit(wire.Release(epoch, requests))
@@ -340,6 +349,7 @@ class Engine:
 
     def _deliver(self, request: RequestId) -> None:
         live, row = self._live[request], self._rows[request]
+        assert row.token is not None
         live.history.append(row.token)
         event = TokenEvent(request, row.token, row.logprob, row.top, live.tokens)
         live.tokens += 1
@@ -369,6 +379,9 @@ class Engine:
             self._lose(Loss(self.plan.stages - 1, str(error), is_dead=True))
             return
         self._rows = dict(zip(outputs, rows, strict=True))
+        for request, row in self._rows.items():
+            if row.token is None:  # Before the lap ends, so that no token is counted.
+                self._cancel(request, FinishReason.FAILED, "the model's logits are not finite")
         stopped = tuple(
             request
             for request, row in self._rows.items()

@@ -53,8 +53,6 @@ def fixed_tokens(prompt: Sequence[int], count: int, *, stages: int, vocab: int) 
 class FixedStage:
     """Holds each micro-batch for `hold_ns`; the chain arithmetic is inside that time."""
 
-    loaded_bytes = 0
-
     def __init__(self, plan: Plan, stage: int, spec: wire.FixedSpec) -> None:
         """Check that the chain fits into a boundary row.
 

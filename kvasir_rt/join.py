@@ -7,7 +7,6 @@ joins is a small parent: it restarts a stage that dies, and ends when the bridge
 """
 
 import contextlib
-import hashlib
 import ipaddress
 import json
 import os
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from zmq.utils import z85
 
+from kvasir_rt.gguf_file import open_gguf
 from kvasir_rt.link import CurveKeys
 from kvasir_rt.ring_errors import JoinError
 from kvasir_rt.stage import EXIT_BRIDGE_GONE, EXIT_REFUSED, StageConfig
@@ -31,7 +31,6 @@ SECRET_BYTES = 32
 KEY_FILE_MAX = 4096
 RESTARTS_MAX = 10
 RESTART_WINDOW_S = 60.0
-HASH_CHUNK = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +154,14 @@ def tcp_endpoint(address: str, *, may_be_any: bool = False) -> str:
     return f"tcp://{host}:{port}"
 
 
-def sha256_of(paths: list[Path]) -> str:
-    """SHA-256 (hex) of a model's files, one after another."""
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            while chunk := file.read(HASH_CHUNK):
-                digest.update(chunk)
-    return digest.hexdigest()
+def digest_of(model: Path) -> str:
+    """The hash by which the bridge and its stages know that they have the same model.
+
+    Raises:
+        ModelFileError: It is no usable model file.
+    """
+    with open_gguf(model) as gguf:
+        return gguf.digest()
 
 
 def join_ring(
@@ -199,7 +198,7 @@ def join_ring(
         bridge_key=bridge_key,
         core=core,
         model_path=str(model) if model is not None else None,
-        sha256=sha256_of([model]) if model is not None else "",
+        sha256=digest_of(model) if model is not None else "",
         is_joined=True,
     )
     say(f"joining the ring at {bridge}, listening on {listen}")

@@ -21,7 +21,7 @@ class StageSnapshot:
     host: str
     device: str
     restarts: int
-    loaded_bytes: int
+    resident_bytes: int
     holding: int | None
     times: StageTimes
     traffic: dict[str, int]
@@ -65,7 +65,7 @@ def stage_snapshots(crew: Crew, times: tuple[StageTimes, ...]) -> tuple[StageSna
                 host=member.join.host if member.join is not None else "",
                 device=device,
                 restarts=member.restarts,
-                loaded_bytes=member.loaded_bytes,
+                resident_bytes=member.resident_bytes,
                 holding=member.beat.holding if member.beat is not None else None,
                 times=own,
                 traffic=dict(member.beat.traffic) if member.beat is not None else {},

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -69,8 +70,6 @@ class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class Compute(Protocol):
     """What a stage does with a micro-batch. `wire.Lap` was checked against the plan."""
 
-    loaded_bytes: int
-
     def step(self, lap: wire.Lap, body: memoryview | None) -> wire.Buffer:
         """The boundary bytes, or at the tail the packed result rows."""
 
@@ -94,6 +93,12 @@ def load_compute(assign: wire.Assign, model_path: str | None) -> Compute:
             return ModelStage(assign, assign.compute, model_path)
 
 
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def compute_loop(agent: Agent, model_path: str | None) -> Quit:
     """Run until told to quit; returns that."""
     handover = agent.handover
@@ -105,7 +110,7 @@ def compute_loop(agent: Agent, model_path: str | None) -> Quit:
             case Load():
                 assign = item.assign
                 compute = load_compute(assign, model_path)
-                handover.report(wire.Loaded(assign.digest, agent.endpoint, compute.loaded_bytes))
+                handover.report(wire.Loaded(assign.digest, agent.endpoint, resident_bytes()))
             case Reset(epoch):
                 if compute is not None:
                     compute.reset()

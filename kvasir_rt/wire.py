@@ -119,13 +119,11 @@ class ModelSpec(Wire, tag="model", frozen=True):
         path: The GGUF file; a joined stage uses its own path, the digest must match.
         sha256: Of the file's bytes; empty if every stage opens the same file.
         devices: One per stage, `cpu` or `cuda:i`.
-        threads: Compute threads per stage; None leaves the library's default.
     """
 
     path: str
     sha256: str
     devices: tuple[str, ...]
-    threads: int | None
 
 
 ComputeSpec = FixedSpec | ModelSpec
@@ -161,7 +159,7 @@ class Loaded(Wire, tag="loaded", frozen=True):
 
     digest: str
     endpoint: str
-    loaded_bytes: int
+    resident_bytes: int
 
 
 class NewEpoch(Wire, tag="epoch", frozen=True):
@@ -363,13 +361,17 @@ def check_lap(lap: Lap, plan: Plan, stage: int) -> None:
 
 
 class ResultRow(msgspec.Struct, frozen=True):
-    """One sampled token with its log-probability and the likeliest alternatives."""
+    """One sampled token with its log-probability and the likeliest alternatives.
 
-    token: int
+    `token` is None where the model gave no finite logits.
+    """
+
+    token: int | None
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
 
 
+NO_TOKEN = -1  # How None travels in a packed row.
 _row = struct.Struct("<ifi")
 _top = struct.Struct("<if")
 
@@ -379,9 +381,10 @@ def pack_rows(rows: Sequence[ResultRow]) -> bytes:
     out = bytearray()
     for row in rows:
         assert len(row.top) <= LOGPROBS_MAX
-        out += _row.pack(row.token, row.logprob, len(row.top))
-        for token, logprob in row.top:
-            out += _top.pack(token, logprob)
+        token = NO_TOKEN if row.token is None else row.token
+        out += _row.pack(token, row.logprob, len(row.top))
+        for alternative in row.top:
+            out += _top.pack(*alternative)
     return bytes(out)
 
 
@@ -401,7 +404,7 @@ def unpack_rows(body: bytes | memoryview, count: int) -> list[ResultRow]:
                 raise WireError(f"a result row has {tops} alternatives; at most {LOGPROBS_MAX}")
             top = tuple(_top.unpack_from(body, at + i * _top.size) for i in range(tops))
             at += tops * _top.size
-            rows.append(ResultRow(token, logprob, top))
+            rows.append(ResultRow(None if token == NO_TOKEN else token, logprob, top))
     except struct.error:
         raise WireError(f"a result of {len(body)} bytes is too short for {count} rows") from None
     if at != len(body):
