@@ -164,31 +164,30 @@ class RooflineCosts:
     turnaround_ns = 0
 
     def __init__(self, plan: Plan, stages: Sequence[DeviceCosts], provenance: Provenance) -> None:
-        """One `DeviceCosts` per stage; equal devices should be one object, computed once.
-
-        Raises:
-            ScenarioError: A stage's weights and KV do not fit in its device's memory.
-        """
+        """One `DeviceCosts` per stage; equal devices should be one object, computed once."""
         self.provenance = provenance
         self._plan = plan
         self._devices = tuple(dict.fromkeys(stages))
         self._layers = tuple(stop - start for start, stop in plan.layers)
         self._place = tuple(self._devices.index(stage) for stage in stages)
-        self._fill = [self._check_memory(stage, device) for stage, device in enumerate(stages)]
         self._stages = tuple(
             (place, layers, device.pass_s)
             for place, layers, device in zip(self._place, self._layers, stages, strict=True)
         )
         self._head, self._tail = stages[0], stages[-1]
 
-    def _check_memory(self, stage: int, costs: DeviceCosts) -> str:
-        layers = self._layers[stage]
-        weights = costs.shape.stage_bytes(
-            layers, is_head=stage == 0, is_tail=stage == len(self._layers) - 1
-        )
-        kv = self._plan.kv_tokens[stage] * layers * costs.shape.kv_bytes
-        memory = costs.device.memory_bytes
-        if memory is not None and weights + kv > memory:
+    def check_memory(self) -> None:
+        """Refuses a plan that its devices cannot hold.
+
+        Raises:
+            ScenarioError: A stage's weights and KV do not fit; the message has both numbers.
+        """
+        for stage, layers in enumerate(self._layers):
+            costs = self._devices[self._place[stage]]
+            weights, kv = self._bytes(stage)
+            memory = costs.device.memory_bytes
+            if memory is None or weights + kv <= memory:
+                continue
             room = max(memory - weights, 0) // (layers * costs.shape.kv_bytes)
             raise ScenarioError(
                 f"stage {stage} ({layers} layers) needs {weights / GIB:.2f} GiB of weights and "
@@ -197,8 +196,14 @@ class RooflineCosts:
                 f"{memory / GIB:.2f} GiB; "
                 + (f"at most {room} KV tokens fit: set ring.kv_tokens" if room else "add stages")
             )
-        of = "memory not known, not checked" if memory is None else f"of {memory / GIB:.1f} GiB"
-        return f"{weights / GIB:.2f} GiB weights + {kv / GIB:.2f} GiB KV {of}"
+
+    def _bytes(self, stage: int) -> tuple[int, int]:
+        """Weights and KV of one stage."""
+        shape = self._devices[self._place[stage]].shape
+        layers = self._layers[stage]
+        is_tail = stage == len(self._layers) - 1
+        weights = shape.stage_bytes(layers, is_head=stage == 0, is_tail=is_tail)
+        return weights, self._plan.kv_tokens[stage] * layers * shape.kv_bytes
 
     def holds(self, micro_batch: MicroBatch) -> Sequence[int]:
         decodes = micro_batch.decodes
@@ -241,17 +246,20 @@ class RooflineCosts:
                 "over peak, with efficiencies fitted on an RTX PRO 6000"
             )
         ]
-        for device in self._devices:
-            guess = "estimated" if device.device.is_assumed else "from"
-            lines.append(f"{device.device.name}: {guess} {device.device.source}")
+        for costs in self._devices:
+            guess = "estimated" if costs.device.is_assumed else "from"
+            lines.append(f"{costs.device.name}: {guess} {costs.device.source}")
             lines += [
-                f"{device.device.name}, {device.bounds(rows)}"
+                f"{costs.device.name}, {costs.bounds(rows)}"
                 for rows in dict.fromkeys((1, self._plan.row_width))
             ]
-        lines += [
-            f"stage {stage}: {layers} layers on {self._devices[place].device.name}: {fill}"
-            for stage, (layers, place, fill) in enumerate(
-                zip(self._layers, self._place, self._fill, strict=True)
+        for stage, layers in enumerate(self._layers):
+            device = self._devices[self._place[stage]].device
+            weights, kv = (size / GIB for size in self._bytes(stage))
+            memory = device.memory_bytes
+            of = "memory not known, not checked" if memory is None else f"of {memory / GIB:.1f} GiB"
+            lines.append(
+                f"stage {stage}: {layers} layers on {device.name}: {weights:.2f} GiB weights + "
+                f"{kv:.2f} GiB KV {of}"
             )
-        ]
         return lines

@@ -25,10 +25,12 @@ def build_roofline(scenario: "Scenario", section: RooflineSection, plan: Plan) -
         ScenarioError: The shape or a device is incomplete, or a stage does not fit.
     """
     stages = device_costs(scenario, section, [stage.device for stage in stages_of(scenario, plan)])
+    costs = RooflineCosts(plan, stages, _provenance(scenario, section))
     try:
-        return RooflineCosts(plan, stages, _provenance(scenario, section))
+        costs.check_memory()
     except ScenarioError as error:
         raise scenario.error("ring.stages", str(error)) from error
+    return costs
 
 
 def device_costs(
