@@ -1,8 +1,12 @@
 """A ring driven by hand: fixed holds, free links, unbounded inputs; only for tests of the recorder."""
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from kvasir_core.decisions import Deliver, Finish, Launch, Preempt, Refuse, Release
 from kvasir_core.events import LapEnded, ReleaseEnded, RequestArrived, RingEvent, TimePassed
@@ -13,6 +17,7 @@ from kvasir_core.units import Nanos, RequestId, nanos
 from kvasir_scenario.recorder import Recorder
 from kvasir_scenario.report import Labels
 from kvasir_scenario.report_schema import Report
+from kvasir_scenario.tables import Ints
 
 
 class Facts(NamedTuple):
@@ -25,6 +30,20 @@ class Facts(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
+class Columns(NamedTuple):
+    """An open-loop workload's columns."""
+
+    request_id: Ints
+    arrival_ns: Ints
+    prompt_tokens: Ints
+    output_tokens: Ints
+
+
+def columns(*rows: tuple[int, int, int, int]) -> Columns:
+    """From rows of (id, arrival in ns, prompt, output)."""
+    return Columns(*np.array(rows, np.int64).reshape(-1, 4).T)
+
+
 def plan_of(layers: tuple[int, ...] = (4, 4), **numbers: Any) -> Plan:
     edges = [sum(layers[:stage]) for stage in range(len(layers) + 1)]
     known: dict[str, Any] = {
@@ -33,7 +52,7 @@ def plan_of(layers: tuple[int, ...] = (4, 4), **numbers: Any) -> Plan:
     }  # fmt: skip
     known.update(numbers)
     known.setdefault("window_max", known["window"])
-    return Plan(layers=tuple(zip(edges[:-1], edges[1:], strict=True)), **known)
+    return Plan(layers=tuple(pairwise(edges)), **known)
 
 
 class HandRing:
@@ -46,13 +65,15 @@ class HandRing:
 
     def run(
         self,
-        requests: list[tuple[float, int, int]],
+        requests: Sequence[tuple[float, int, int]],
         *,
         warmup_s: float = 0,
         horizon_s: float | None = None,
         labels: Labels | None = None,
         csv: bool = False,
+        bulk: bool = False,
     ) -> Report:
+        """Run them all; `bulk` offers them ahead of time, and output 0 failed in the trace."""
         self.ring = Ring(self.plan)
         self.recorder = Recorder(
             self.out, self.plan, self.ring.causes, warmup_ns=nanos(warmup_s), csv=csv
@@ -61,14 +82,22 @@ class HandRing:
         self.events: list[tuple[int, int, RingEvent]] = []
         self.count = 0
         self.flying: dict[int, tuple[MicroBatch, int, list[int]]] = {}
+        self.bulk = bulk
+        if bulk:
+            rows = [
+                (k, nanos(arrival), prompt, out)
+                for k, (arrival, prompt, out) in enumerate(requests)
+            ]
+            self.recorder.offered_many(columns(*rows))
         for request, (arrival_s, prompt, output) in enumerate(requests):
-            self._at(nanos(arrival_s), RequestArrived(RequestId(request), prompt, output))
+            if output:
+                self._at(nanos(arrival_s), RequestArrived(RequestId(request), prompt, output))
         now = 0
         end = None if horizon_s is None else nanos(horizon_s)
         while self.events and (end is None or self.events[0][0] <= end):
             now, _, event = heappop(self.events)
             self._handle(event, now)
-        end = now if end is None else end
+        end = nanos(horizon_s) if horizon_s is not None else Nanos(now)
         self.ring.handle(TimePassed(), Nanos(end))
         for batch, composed, stamps in self.flying.values():
             self.recorder.lost(batch, composed, end, stamps)
@@ -85,7 +114,7 @@ class HandRing:
 
     def _handle(self, event: RingEvent, now: int) -> None:
         recorder = self.recorder
-        if isinstance(event, RequestArrived):
+        if isinstance(event, RequestArrived) and not self.bulk:
             recorder.offered(event.request, now, event.prompt_tokens)
         orders = self.ring.handle(event, Nanos(now))
         delivered = next((order.requests for order in orders if isinstance(order, Deliver)), ())
