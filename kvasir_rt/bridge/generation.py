@@ -6,7 +6,7 @@ ends the request in the ring at once, however slowly the client reads.
 
 import codecs
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from kvasir_core.microbatch import FinishReason
@@ -18,11 +18,24 @@ from kvasir_rt.submission import EndEvent, EngineEvent, TokenEvent
 class TokenizerPort(Protocol):
     """What the bridge needs of the model's tokenizer."""
 
+    eos_ids: frozenset[int]
+
     @property
-    def eos_ids(self) -> frozenset[int]: ...
+    def token_bytes_max(self) -> int: ...
     def encode(self, text: str, *, add_bos: bool, parse_special: bool) -> list[int]: ...
     def decode_bytes(self, token: int) -> bytes: ...
-    def chat(self, messages: Sequence[dict[str, str]]) -> list[int]: ...
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]: ...
+
+
+def bytes_of(tokenizer: TokenizerPort, token: int) -> bytes:
+    """What a token adds to a text; nothing for an id the tokenizer has no entry for.
+
+    Output matrices are often padded beyond the vocabulary, so such an id can be sampled.
+    """
+    try:
+        return tokenizer.decode_bytes(token)
+    except IndexError:
+        return b""
 
 
 class TokenLogprob(NamedTuple):
@@ -110,7 +123,7 @@ class Generation:
             self._pending.append(
                 TokenLogprob(event.token, event.logprob, tuple(event.top), self._characters)
             )
-        self._add(self._decode(self._tokenizer.decode_bytes(event.token)))
+        self._add(self._decode(bytes_of(self._tokenizer, event.token)))
         if self._finder.is_matched:
             self._finish("stop")
             self._end_early()

@@ -32,8 +32,7 @@ class Served:
     engine: EnginePort
     tokenizer: TokenizerPort
     plan: Plan
-    vocabulary: int
-    token_bytes_max: int  # Of any token: bounds how few tokens a text can have.
+    vocabulary: int  # Ids that a request may use.
     created: int  # Seconds since 1970, for /v1/models.
 
     @property
@@ -112,7 +111,7 @@ class JobMaker:
             prompts=prompts,
             choices=request.n or 1,
             output_tokens_max=outputs,
-            sampling=sampling_of(request, top or 0, self._served.vocabulary),
+            sampling=sampling_of(request, top, self._served.vocabulary),
             seed=request.seed,
             stops=stops_of(request),
             stop_ids=frozenset() if ignores_eos else self._served.tokenizer.eos_ids,
@@ -186,7 +185,7 @@ class JobMaker:
 
     def _check_text_length(self, characters: int) -> None:
         """Refuses, before any work, a text that cannot fit however well it is tokenised."""
-        fewest = characters // self._served.token_bytes_max
+        fewest = characters // self._served.tokenizer.token_bytes_max
         if fewest > self._served.positions_max:
             raise self._too_long(f"at least {fewest} prompt tokens")
 
@@ -211,26 +210,26 @@ class JobMaker:
             return await asyncio.to_thread(work)
 
 
-def sampling_of(request: Options, top: int, vocabulary: int) -> SamplingParams:
+def sampling_of(request: Options, top: int | None, vocabulary: int) -> SamplingParams:
     """The sampler's parameters; what the request leaves out has the API's default.
 
     Raises:
         ApiError: 400, a parameter is out of its range.
     """
-    given = {
-        "top_p": request.top_p,
-        "top_k": max(0, request.top_k) if request.top_k is not None else None,
-        "min_p": request.min_p,
-        "presence_penalty": request.presence_penalty,
-        "frequency_penalty": request.frequency_penalty,
-        "repetition_penalty": request.repetition_penalty,
-    }
+    def given(value: float | None, default: float) -> float:
+        return default if value is None else value
+
     try:
         return SamplingParams(
-            temperature=1.0 if request.temperature is None else request.temperature,
+            temperature=given(request.temperature, 1.0),
+            top_k=max(0, request.top_k or 0),
+            top_p=given(request.top_p, 1.0),
+            min_p=given(request.min_p, 0.0),
+            repetition_penalty=given(request.repetition_penalty, 1.0),
+            frequency_penalty=given(request.frequency_penalty, 0.0),
+            presence_penalty=given(request.presence_penalty, 0.0),
             logprobs=top,
             logit_bias=_bias(request.logit_bias, vocabulary),
-            **{name: value for name, value in given.items() if value is not None},
         )
     except SamplingError as error:
         raise bad_request(str(error)) from None

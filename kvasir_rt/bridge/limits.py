@@ -24,7 +24,6 @@ class Limits:
     messages_max: int = 4096
     stops_max: int = 4  # As the OpenAI API.
     stop_characters_max: int = 1024
-    logit_bias_max: int = 1024
     output_tokens_default: int = 16  # Of /v1/completions, as the OpenAI API.
     deadline_s: float = 600.0  # From arrival to the last token, unless the request asks for less.
     stream_opens_s: float = 1.0  # A refusal in this time still gets its own status.

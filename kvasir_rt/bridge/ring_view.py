@@ -112,7 +112,7 @@ def _stage_part(stage: StageSnapshot) -> Json:
         "host": stage.host,
         "device": stage.device,
         "restarts": stage.restarts,
-        "loaded_bytes": stage.loaded_bytes,
+        "resident_bytes": stage.resident_bytes,
         "holding": stage.holding,
         "held_s": seconds(times.busy_ns + blocked_ns),
         "busy_s": seconds(times.busy_ns),

@@ -196,11 +196,6 @@ def _check_shared(request: Options, limits: Limits) -> None:
             )
     if request.n is not None and request.n > limits.choices_max:
         raise bad_request(f"n is {request.n}; the limit is {limits.choices_max}.")
-    if request.logit_bias is not None and len(request.logit_bias) > limits.logit_bias_max:
-        raise bad_request(
-            f"logit_bias has {len(request.logit_bias)} entries; the limit is "
-            f"{limits.logit_bias_max}."
-        )
     if request.stream_options is not None and not request.stream:
         raise bad_request("stream_options is only allowed with stream: true.")
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from kvasir_rt.bridge.generation import Piece, TokenizerPort, TokenLogprob
+from kvasir_rt.bridge.generation import Piece, TokenizerPort, TokenLogprob, bytes_of
 
 Content = dict[str, Any]
 
@@ -75,7 +75,7 @@ class Spelling:
         return body
 
     def _bytes(self, token: int) -> bytes:
-        return self._tokenizer.decode_bytes(token)
+        return bytes_of(self._tokenizer, token)
 
 
 class ChatShape(Spelling):

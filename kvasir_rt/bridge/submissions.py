@@ -5,6 +5,7 @@ wake-up. Everything else here runs on the loop.
 """
 
 import asyncio
+import logging
 import secrets
 import time
 from collections import deque
@@ -22,6 +23,8 @@ from kvasir_rt.bridge.meters import Meters
 from kvasir_rt.sampling import SamplingParams
 from kvasir_rt.snapshot import RingSnapshot
 from kvasir_rt.submission import EndEvent, EngineEvent, Submission, TokenEvent
+
+logger = logging.getLogger("kvasir.bridge")
 
 RETRY_AFTER_S_MAX = 60.0
 ENDINGS_KEPT = 64  # Over which the rate of endings is taken, for Retry-After.
@@ -325,7 +328,12 @@ class Submissions:
             if not entry.answer.is_probe:
                 self._meters.token(now, entry.arrived, entry.last_token)
             entry.last_token = now
-        entry.generation.take(event)
+        try:
+            entry.generation.take(event)
+        except Exception:
+            logger.exception("an event could not be taken")
+            entry.generation.fail(ApiError(500, "Internal error.", code="internal"))
+            self.abandon([event.request_id], FinishReason.FAILED)
         if isinstance(event, EndEvent):
             del self._live[event.request_id]
             if not self._live:

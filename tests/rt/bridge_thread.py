@@ -35,7 +35,6 @@ def served(engine: ScriptedEngine, tokenizer: PieceTokenizer) -> Served:
         tokenizer=tokenizer,
         plan=engine.plan,
         vocabulary=tokenizer.vocabulary,
-        token_bytes_max=max([1, *map(len, tokenizer.pieces)]),
         created=1_700_000_000,
     )
 

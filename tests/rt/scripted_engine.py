@@ -9,7 +9,7 @@ allows some, `run()` all.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvasir_core.causes import Cause
@@ -67,6 +67,7 @@ class PieceTokenizer:
         self.pieces = [p.encode() if isinstance(p, str) else p for p in pieces]
         self.bos = bos
         self.eos_ids = frozenset({EOS})
+        self.token_bytes_max = max([1, *map(len, self.pieces)])
         self.vocabulary = EOS + 1 + len(self.pieces)
 
     @property
@@ -83,7 +84,7 @@ class PieceTokenizer:
             return bytes([token])
         return b"" if token == EOS else self.pieces[token - EOS - 1]
 
-    def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         text = "".join(f"<{m['role']}>{m['content']}\n" for m in messages)
         return self.encode(text, add_bos=True, parse_special=False)
 
@@ -177,7 +178,7 @@ class ScriptedEngine:
             host="here",
             device="none",
             restarts=0,
-            loaded_bytes=0,
+            resident_bytes=0,
             holding=None,
             times=StageTimes(elapsed_ns, 0, 0, 0, starved, 0, 0),
             traffic={},

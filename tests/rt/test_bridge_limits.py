@@ -222,10 +222,10 @@ def test_the_key_protects_every_path_but_health() -> None:
         for path in ("/v1/models", "/metrics", "/slots", "/api/ring", "/nothing"):
             is_error(get(path), 401, "invalid_api_key")
             for wrong in ("", "Bearer", "Bearer wrong", "Basic x", "Bearer schl", "Bearer ü"):
-                headers = {"authorization": wrong.encode()}
+                headers = {b"authorization": wrong.encode()}
                 is_error(get(path, headers=headers), 401, "invalid_api_key")
         is_error(running.client.post("/v1/completions", json=LONG), 401, "invalid_api_key")
-        right = {"authorization": b"Bearer " + "schlüssel".encode()}
+        right = {b"authorization": b"Bearer " + "schlüssel".encode()}
         assert get("/v1/models", headers=right).status_code == 200
         assert not engine.submitted or engine.submitted[0].output_tokens_max == 1
 

@@ -1,0 +1,356 @@
+"""`kvasir-rt serve`: from a model's name to a served port, and back to nothing.
+
+The order: the model's header is read and the plan made (a wrong file opens no port), the port is
+bound (a taken one costs no loading), HTTP answers "loading", the stages are spawned and load, and
+then one line says what is served. SIGTERM drains; Ctrl-C ends at once; either leaves no process.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvasir_core.errors import KvasirError
+from kvasir_core.plan import Plan
+from kvasir_rt import wire
+from kvasir_rt.bridge.app import Bridge
+from kvasir_rt.bridge.errors import ApiError
+from kvasir_rt.bridge.jobs import Served
+from kvasir_rt.bridge.limits import Limits
+from kvasir_rt.bridge.queue_clock import QueueClock
+from kvasir_rt.bridge.server import (
+    AddressError,
+    BridgeServer,
+    allow_descriptors,
+    is_loopback,
+    listen,
+    url_of,
+)
+from kvasir_rt.crew import CrewOptions
+from kvasir_rt.engine import Engine, EngineOptions
+from kvasir_rt.gguf_file import GgufFile, open_gguf
+from kvasir_rt.join import RingKeys, tcp_endpoint
+from kvasir_rt.logs import log_event
+from kvasir_rt.model.shape import ModelShape
+from kvasir_rt.model_files import find_model, model_name
+from kvasir_rt.ring_errors import RingDown
+from kvasir_rt.serve_plan import RingOptions, plan_for
+from kvasir_rt.switchboard import LineOptions
+
+if TYPE_CHECKING:
+    from kvasir_rt.tokenizer import Tokenizer
+
+logger = logging.getLogger("kvasir.serve")
+
+API_KEY_VARIABLE = "KVASIR_API_KEY"
+API_KEY_CHARACTERS_MIN = 8
+PROGRESS_S = 0.1
+WATCH_S = 1.0  # How often a ring that has given up is looked for.
+
+
+class ServeError(KvasirError):
+    """What was asked for cannot be served as it stands; the message says what to change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """What the command line asks for.
+
+    Attributes:
+        model: A path, or the short name of a packaged model.
+        name: What clients call it; None takes it from `model`.
+        ring: The ring's numbers.
+        api_key: None on loopback only.
+        status_file: Where the address and state are written, for programs.
+        drain_s: How long requests may go on after SIGTERM.
+        pin: Each stage on its own core.
+        remote: Indexes of stages that join from other machines.
+        ring_listen: `HOST:PORT` where they join.
+        ring_keys: Where the ring's keys are kept, so that its token survives a restart.
+        events: Where to write the core's event log.
+    """
+
+    model: str
+    name: str | None = None
+    ring: RingOptions = field(default_factory=RingOptions)
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    status_file: Path | None = None
+    limits: Limits = field(default_factory=Limits)
+    drain_s: float = 30.0
+    pin: bool = False
+    remote: frozenset[int] = frozenset()
+    ring_listen: str | None = None
+    ring_keys: Path | None = None
+    events: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What is known before any weight is read."""
+
+    gguf: GgufFile
+    shape: ModelShape
+    plan: Plan
+    name: str
+
+
+def read_api_key(path: Path | None) -> str | None:
+    """The key from a file, else from the environment, else None.
+
+    Raises:
+        ServeError: The file cannot be read, or the key is too short to be one.
+    """
+    if path is not None:
+        try:
+            key = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ServeError(f"cannot read the API key from {path}: {error}") from None
+    elif API_KEY_VARIABLE in os.environ:
+        key = os.environ[API_KEY_VARIABLE].strip()
+    else:
+        return None
+    if len(key) < API_KEY_CHARACTERS_MIN:
+        raise ServeError(
+            f"the API key has {len(key)} characters; it must have at least {API_KEY_CHARACTERS_MIN}"
+        )
+    return key
+
+
+def prepare(options: ServeOptions) -> Prepared:
+    """Reads the model's header and makes the plan; no weight is read, nothing is started.
+
+    Raises:
+        KvasirError: The file, the plan or the address cannot be used.
+    """
+    if not is_loopback(options.host) and options.api_key is None:
+        raise ServeError(
+            f"--host {options.host} can be reached from other machines, so an API key is needed: "
+            f"set {API_KEY_VARIABLE} or give --api-key-file"
+        )
+    gguf = open_gguf(find_model(options.model))
+    shape = ModelShape.of(gguf)
+    plan = plan_for(shape, options.ring)
+    options.ring.devices_of(plan.stages)
+    if options.remote and options.ring_listen is None:
+        raise ServeError("--remote needs --ring-listen HOST:PORT, where those stages join")
+    if options.remote and max(options.remote) >= plan.stages:
+        raise ServeError(f"--remote names stage {max(options.remote)} of {plan.stages} stages")
+    return Prepared(gguf, shape, plan, options.name or model_name(options.model))
+
+
+def make_engine(options: ServeOptions, prepared: Prepared) -> Engine:
+    """The engine, its sockets bound; no stage is started.
+
+    Raises:
+        JoinError: The ring's own address is taken.
+    """
+    plan = prepared.plan
+    keys = None
+    if options.remote:
+        keys = RingKeys.load_or_create(options.ring_keys) if options.ring_keys else RingKeys.fresh()
+    threads = max(1, len(os.sched_getaffinity(0)) // plan.stages)
+    crew = CrewOptions(
+        plan=plan,
+        dtype=options.ring.number_format,
+        compute=wire.ModelSpec(
+            path=str(prepared.gguf.path),
+            sha256=prepared.gguf.digest() if options.remote else "",
+            devices=options.ring.devices_of(plan.stages),
+        ),
+        remote=options.remote,
+        secret=keys.secret if keys else secrets.token_hex(32),
+    )
+    lines = LineOptions(
+        crew=crew,
+        listen=tcp_endpoint(options.ring_listen or "", may_be_any=True) if keys else None,
+        keys=keys.bridge if keys else None,
+        pin=options.pin,
+        threads=threads,
+    )
+    engine = Engine(EngineOptions(lines=lines, events=options.events))
+    if keys is not None:
+        say(f"stages join at {engine.endpoint.removeprefix('tcp://')} with the token {keys.token}")
+    return engine
+
+
+def say(text: str) -> None:
+    """For people, beside what programs read on standard output."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def serve(options: ServeOptions) -> int:
+    """Serves until a signal. Returns the exit status.
+
+    Raises:
+        KvasirError: It could not begin; nothing is left running.
+    """
+    prepared = prepare(options)
+    allow_descriptors(options.limits.connections_max)
+    listener = listen(options.host, options.port)
+    with prepared.gguf:
+        return asyncio.run(
+            ServeRun(
+                options,
+                prepared,
+                BridgeServer(Bridge(options.limits, api_key=options.api_key), listener),
+                url_of(listener),
+            ).run()
+        )
+
+
+class ServeRun:
+    """One run of the server, from the bound port to the end."""
+
+    def __init__(
+        self, options: ServeOptions, prepared: Prepared, server: BridgeServer, url: str
+    ) -> None:
+        self._options = options
+        self._prepared = prepared
+        self._server = server
+        self._url = url
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._engine: Engine | None = None
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
+        loop.add_signal_handler(signal.SIGINT, self._on_sigint)
+        self._write_status("loading")
+        serving = asyncio.create_task(self._server.serve())
+        stopped = asyncio.create_task(self._stop.wait())
+        try:
+            loading = asyncio.create_task(self._load())
+            await asyncio.wait([loading, stopped, serving], return_when=asyncio.FIRST_COMPLETED)
+            if not loading.done():
+                await self._close_engine()
+            served = await loading
+            if not self._stop.is_set():
+                self._server.bridge.open(served)
+                self._write_status("ready")
+                print(self._line(), flush=True)
+                watching = asyncio.create_task(self._watch())
+                await asyncio.wait([stopped, serving], return_when=asyncio.FIRST_COMPLETED)
+                watching.cancel()
+                log_event(logger, "shutting down", live=self._server.bridge.live)
+            drain_s = 0.0 if self._hurry.is_set() else self._options.drain_s
+            await self._server.stop(drain_s, self._hurry)
+        except BaseException:
+            await self._server.stop(0.0)
+            raise
+        finally:
+            stopped.cancel()
+            await serving
+            await self._close_engine()
+            if self._options.status_file is not None:
+                self._options.status_file.unlink(missing_ok=True)
+        return 0
+
+    def _on_sigterm(self) -> None:
+        if self._stop.is_set():
+            self._hurry.set()
+        self._stop.set()
+
+    def _on_sigint(self) -> None:
+        self._hurry.set()
+        self._stop.set()
+
+    async def _load(self) -> Served:
+        """Starts the stages and reads the tokenizer beside them."""
+        engine = self._engine = make_engine(self._options, self._prepared)
+        engine.recorder = QueueClock(self._server.bridge.meters.admitted, engine.ring.causes)
+        tokenizer, _ = await asyncio.gather(
+            asyncio.to_thread(self._read_tokenizer), self._start_stages(engine)
+        )
+        return Served(
+            model=self._prepared.name,
+            engine=engine,
+            tokenizer=tokenizer,
+            plan=self._prepared.plan,
+            vocabulary=min(self._prepared.shape.vocab, len(tokenizer)),
+            created=int(time.time()),
+        )
+
+    def _read_tokenizer(self) -> "Tokenizer":
+        from kvasir_rt.tokenizer import load_tokenizer
+
+        tokenizer = load_tokenizer(self._prepared.gguf)
+        assert tokenizer.token_bytes_max  # Computed now, not under the first request.
+        return tokenizer
+
+    async def _start_stages(self, engine: Engine) -> None:
+        from kvasir_rt.loading import LoadingBar
+
+        starting = asyncio.create_task(asyncio.to_thread(engine.start))
+        with LoadingBar(self._prepared.plan.stages) as bar:
+            while not starting.done():
+                await asyncio.wait([starting], timeout=PROGRESS_S)
+                try:
+                    snapshot = await asyncio.to_thread(engine.snapshot)
+                except RingDown:
+                    continue  # `start` says why.
+                bar.show([(stage.state, stage.resident_bytes) for stage in snapshot.stages])
+        await starting
+
+    async def _watch(self) -> None:
+        """When the ring has given up for good, every client is told why."""
+        assert self._engine is not None
+        while True:
+            await asyncio.sleep(WATCH_S)
+            why = await asyncio.to_thread(self._down_why)
+            if why:
+                log_event(logger, "the ring has given up", level=logging.ERROR, why=why)
+                self._server.bridge.close(
+                    ApiError(503, f"The ring has given up: {why}", code="ring_down")
+                )
+                return
+
+    def _down_why(self) -> str:
+        assert self._engine is not None
+        try:
+            return self._engine.snapshot().down_why
+        except RingDown as error:
+            return str(error)
+
+    async def _close_engine(self) -> None:
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.close)
+
+    def _line(self) -> str:
+        plan = self._prepared.plan
+        layers = "+".join(str(stop - start) for start, stop in plan.layers)
+        window = f"auto (to {plan.window_max})" if plan.window_auto else str(plan.window)
+        devices = ",".join(dict.fromkeys(self._options.ring.devices_of(plan.stages)))
+        return (
+            f"{self._url} model {self._prepared.name}, {plan.stages} stages of {layers} layers "
+            f"({devices}, {self._options.ring.number_format}), window {window}"
+        )
+
+    def _write_status(self, state: str) -> None:
+        path = self._options.status_file
+        if path is None:
+            return
+        host, _, port = self._url.removeprefix("http://").rpartition(":")
+        status = {
+            "state": state,
+            "url": self._url,
+            "host": host.strip("[]"),
+            "port": int(port),
+            "pid": os.getpid(),
+            "model": self._prepared.name,
+        }
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            part.write_text(json.dumps(status) + "\n")
+            part.replace(path)
+        except OSError as error:
+            raise AddressError(f"cannot write the status file {path}: {error.strerror}") from None
