@@ -113,8 +113,9 @@ class Coordinator:
     def next_wakeup(self) -> Nanos:
         """When to send `TimePassed` at the latest: within a tick, always."""
         at = min(self._clock.now + self._policy.tick_ns, self._ask_at)
-        if self._calls.next_timer is not None:
-            at = min(at, self._calls.next_timer)
+        for due in (self._calls.next_timer, self._engagement.blind_at):
+            if due is not None:
+                at = min(at, due)
         return self._clock.in_shell(Nanos(max(at, self._clock.now)))
 
     def statistics(self) -> CoordinatorStatistics:

@@ -43,6 +43,14 @@ class Engagement:
             return "no_gain"
         return "blind" if self.gauge.is_blind(at) else "drained"
 
+    @property
+    def blind_at(self) -> Nanos | None:
+        """When it goes blind, if no further reading comes."""
+        read_at = self.gauge.read_at
+        if read_at is None or not self.is_engaged:
+            return None
+        return Nanos(read_at + self._policy.blind_local_ns)
+
     def measure(
         self, local_pairs: int, local_ns: int, blocked_ns: int, accepted: int, at: Nanos
     ) -> None:
