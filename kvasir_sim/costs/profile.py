@@ -116,6 +116,11 @@ class ProfileCosts:
         self.extrapolated = 0
         self.lookups = 0
 
+    @property
+    def widths_max(self) -> tuple[int, int]:
+        """Most decodes and most rows that were measured."""
+        return self._decode.first.sizes[-1], self._rows.axis.sizes[-1]
+
     def holds(self, micro_batch: MicroBatch) -> Sequence[int]:
         decodes = micro_batch.decodes
         middle, spread, is_outside = self._holds(
