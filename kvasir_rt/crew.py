@@ -25,6 +25,8 @@ from kvasir_rt.supervisor import StageProcess, Supervisor
 
 PULSE_NS = 500_000_000
 SILENCE_NS = 1_400_000_000  # Seven beats; a stopped stage is found in under 2 s.
+LOADING_SILENCE_NS = 15_000_000_000  # Decoding weights may keep the agent from speaking.
+SPARES_MAX = 16  # Joined before there was a place for them; they take the next one.
 CHECK_NS = 50_000_000
 PAUSE_NS = 700_000_000  # The bridge itself stood still for longer: nobody else is to blame.
 WIRING_NS = 5_000_000_000
@@ -78,6 +80,14 @@ class Member:
             return HOLD_FIRST_NS
         held, rows_seen = sorted(self.holds)[len(self.holds) // 2]
         return max(HOLD_FLOOR_NS, HOLD_FACTOR * held * max(1, -(-rows // rows_seen)))
+
+
+@dataclass(slots=True)
+class Spare:
+    """A stage that has joined and waits for a place."""
+
+    join: wire.Join
+    heard_ns: int
 
 
 class Loss(NamedTuple):
@@ -146,6 +156,7 @@ class Crew:
         self._traffic = traffic
         self._wiring_of = wiring_of
         self._by_peer: dict[bytes, Member] = {}
+        self._spares: dict[bytes, Spare] = {}
         self._boot = boot_id()
         self._losses: deque[int] = deque()
         self._next_pulse = 0
@@ -214,9 +225,8 @@ class Crew:
 
     def stop(self, why: str = "") -> None:
         """Ask everybody to leave."""
-        for member in self.members:
-            if member.step > Step.ABSENT:
-                self._control.send(member.peer, wire.Stop(why))
+        for peer in (*self._by_peer, *self._spares):
+            self._control.send(peer, wire.Stop(why))
 
     @property
     def is_wired(self) -> bool:
@@ -248,6 +258,8 @@ class Crew:
             if member is not None:
                 member.heard_ns = time.monotonic_ns()
                 self._take_in(member, said)
+            elif message.peer in self._spares:
+                self._spares[message.peer].heard_ns = time.monotonic_ns()
 
     def _admit(self, peer: bytes, join: wire.Join) -> None:
         why = ""
@@ -258,16 +270,13 @@ class Crew:
             why = f"protocol version differs: yours is {join.protocol}, here it is {wire.PROTOCOL}"
         else:
             member = self._vacancy(join.stage)
-            compute = self.options.compute
-            if member is None:
-                why = "no stage of this ring is vacant for you"
-            elif (
-                isinstance(compute, wire.ModelSpec)
-                and not member.is_local
-                and join.sha256 != compute.sha256
-            ):
-                why = f"model file differs: yours is {join.sha256}, the plan's is {compute.sha256}"
+            why = self._why_unfit(join)
+        if not why and member is None and join.stage is None and len(self._spares) < SPARES_MAX:
+            self._spares[peer] = Spare(join, time.monotonic_ns())
+            log.info("a stage from %s waits for a place", join.host)
+            return
         if why or member is None:
+            why = why or "no stage of this ring is vacant for you"
             log.warning("refused a stage from %s: %s", join.host, why)
             self._control.send(peer, wire.Stop(why))
             return
@@ -287,6 +296,25 @@ class Crew:
                 compute=options.compute,
             ),
         )
+
+    def _why_unfit(self, join: wire.Join) -> str:
+        compute = self.options.compute
+        if join.stage is not None:
+            return ""
+        if not self.options.remote:
+            return "this ring takes no stages from elsewhere"
+        if isinstance(compute, wire.ModelSpec) and join.sha256 != compute.sha256:
+            return f"model file differs: yours is {join.sha256}, the plan's is {compute.sha256}"
+        return ""
+
+    def _fill_vacancies(self, now: int) -> None:
+        """Spares that are still alive take the places that have become free."""
+        for peer, spare in list(self._spares.items()):
+            if now - spare.heard_ns > SILENCE_NS:
+                del self._spares[peer]
+            elif self._vacancy(None) is not None:
+                del self._spares[peer]
+                self._admit(peer, spare.join)
 
     def _vacancy(self, wanted: int | None) -> Member | None:
         for member in self.members:
@@ -356,18 +384,20 @@ class Crew:
         if now - self._checked_ns < CHECK_NS and not (is_urgent or self._found):
             return []
         if now - self._checked_ns > PAUSE_NS:
-            for member in self.members:  # We stood still, so we could not hear them.
-                member.heard_ns = member.since_ns = now
+            for one in (*self.members, *self._spares.values()):
+                one.heard_ns = now  # We stood still, so we could not hear them.
+            for member in self.members:
+                member.since_ns = now
         self._checked_ns = now
         for stage in self._supervisor.ended():
             self._report(self.members[stage], "its process ended", is_dead=True)
         for member in self.members:
             self._check_member(member, now)
+        self._fill_vacancies(now)
         if now >= self._next_pulse:
             self._next_pulse = now + PULSE_NS
-            for member in self.members:
-                if member.step > Step.ABSENT:
-                    self._send(member, wire.Pulse(now))
+            for peer in (*self._by_peer, *self._spares):
+                self._traffic.add("out", "control", self._control.send(peer, wire.Pulse(now)))
         found, self._found = self._found, []
         by_stage: dict[int, Loss] = {}
         for loss in found:
@@ -384,9 +414,10 @@ class Crew:
                 raise RingDown(f"stage {member.stage} did not come back within {limit_s:g} s")
         elif member.step is Step.LOADING:
             if since > self.options.load_max_s * 1e9:
-                self._report(
-                    member, f"not loaded after {self.options.load_max_s:g} s", is_dead=True
-                )
+                why = f"not loaded after {self.options.load_max_s:g} s"
+                self._report(member, why, is_dead=True)
+            elif now - member.heard_ns > LOADING_SILENCE_NS:
+                self._report(member, "silent while it loaded", is_dead=True)
         elif now - member.heard_ns > SILENCE_NS:
             self._report(member, f"silent for {(now - member.heard_ns) / 1e9:.1f} s", is_dead=True)
         elif member.step in {Step.IDLE, Step.LISTENING} and since > WIRING_NS:
