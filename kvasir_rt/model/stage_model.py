@@ -206,8 +206,11 @@ class StageModel:
     def _logits(self, mb: MicroBatch, x: Tensor) -> Tensor:
         assert self._lm_head is not None
         assert self._output_norm is not None
-        if len(mb.requests) != len(x) or len(mb.outputs) != len(x):
-            x = x[torch.tensor(output_rows(mb), device=x.device)]
+        rows = output_rows(mb)
+        if not rows:
+            return torch.empty(0, self.shape.vocab, device=x.device)
+        if len(rows) != len(x):
+            x = x[torch.tensor(rows, device=x.device)]
         return self._lm_head(rms_norm(x, self._output_norm, self.shape.rms_epsilon)).float()
 
 
