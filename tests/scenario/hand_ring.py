@@ -72,6 +72,7 @@ class HandRing:
         labels: Labels | None = None,
         csv: bool = False,
         bulk: bool = False,
+        warnings: tuple[str, ...] = (),
     ) -> Report:
         """Run them all; `bulk` offers them ahead of time, and output 0 failed in the trace."""
         self.ring = Ring(self.plan)
@@ -104,7 +105,10 @@ class HandRing:
         return self.recorder.close(
             end,
             self.ring.statistics(),
-            Facts(trace_span_s=requests[-1][0] - requests[0][0] if requests else None),
+            Facts(
+                trace_span_s=requests[-1][0] - requests[0][0] if requests else None,
+                warnings=warnings,
+            ),
             labels or Labels(name="hand", mode="simulated"),
         )
 
