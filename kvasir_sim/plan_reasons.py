@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from kvasir_core.units import NANOS_PER_SECOND
 from kvasir_scenario.dump import to_yaml
 
 if TYPE_CHECKING:
@@ -138,3 +139,23 @@ def plan_yaml(scenario: "Scenario", planned: "PlannedRing") -> str:
     lines = [f"# Planned by kvasir-sim plan: {planned.tokens_per_s:.4g} output tokens/s predicted."]
     lines += [f"# - {sentence}" for sentence in planned.why]
     return "\n".join(lines) + "\n" + to_yaml(planned_scenario(scenario, planned))
+
+
+def plan_facts(planned: "PlannedRing") -> dict[str, object]:
+    """The plan as strict JSON."""
+    return {
+        "layers": [list(pair) for pair in planned.layers],
+        "order": list(planned.order),
+        "devices": [stage.device for stage in planned.stages],
+        "window": planned.window,
+        "row_width": planned.row_width,
+        "micro_batch_width": planned.micro_batch_width,
+        "kv_tokens": planned.kv_tokens,
+        "holds_s": [hold / NANOS_PER_SECOND for hold in planned.holds_ns],
+        "links_s": [link / NANOS_PER_SECOND for link in planned.links_ns],
+        "even_holds_s": None
+        if planned.even_ns is None
+        else [hold / NANOS_PER_SECOND for hold in planned.even_ns],
+        "output_tokens_per_s": planned.tokens_per_s,
+        "why": list(planned.why),
+    }

@@ -1,0 +1,1 @@
+"""Subcommands of `kvasir-sim`, one module each, imported when called."""

@@ -1,0 +1,52 @@
+"""`kvasir-sim plan SCENARIO`: the best ring for these machines, why, and as a scenario file."""
+
+import json
+from pathlib import Path
+
+import click
+
+from kvasir_core.errors import ScenarioError
+
+
+@click.command("plan")
+@click.argument("scenario", type=click.Path(path_type=Path))
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set a key, as YAML.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, allow_dash=True),
+    help="File to write; - for standard output [SCENARIO.planned.yaml beside it].",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON and write no file.")
+def command(scenario: Path, settings: tuple[str, ...], out: Path | None, as_json: bool) -> None:
+    """Choose layers, order, window, widths and KV for SCENARIO; say why; write the scenario.
+
+    The written file gives every stage its layers, and runs under kvasir-sim and kvasir-rt.
+    """
+    from kvasir_scenario.load import load_scenario
+    from kvasir_sim.plan_reasons import plan_facts, plan_yaml
+    from kvasir_sim.planner import auto_layers, plan_scenario
+
+    loaded = load_scenario(scenario, settings, planner=auto_layers)
+    planned = plan_scenario(loaded)
+    if as_json:
+        click.echo(json.dumps(plan_facts(planned), indent=2))
+        return
+    is_file = str(out) != "-"
+    for sentence in planned.why:
+        click.echo(f"- {sentence}", err=not is_file)
+    text = plan_yaml(loaded, planned)
+    if not is_file:
+        click.echo(text, nl=False)
+        return
+    target = scenario.with_suffix(".planned.yaml") if out is None else out
+    if target.resolve() == scenario.resolve():
+        raise ScenarioError(f"--out {target} is the scenario itself; give another file")
+    if target.parent.resolve() != scenario.parent.resolve():
+        click.echo(
+            f"note: relative paths in it stand as in {scenario}; keep it in {scenario.parent}",
+            err=True,
+        )
+    partial = target.with_name(f"{target.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(target)
+    click.echo(f"Plan: {target}")
