@@ -31,8 +31,8 @@ from kvasir_core.statistics import RingStatistics
 from kvasir_core.units import NANOS_PER_SECOND, Epoch, MicroBatchId, Nanos, RequestId, nanos
 
 __all__ = [
-    "NANOS_PER_SECOND", "BeginEpoch", "BindingLimit", "Cause", "CauseClock", "Deliver", "Epoch", "Finish",
-    "FinishReason", "IllegalEvent", "KvasirError", "LapEnded", "Launch", "MicroBatch",
+    "NANOS_PER_SECOND", "BeginEpoch", "BindingLimit", "Cause", "CauseClock", "Deliver", "Epoch",
+    "Finish", "FinishReason", "IllegalEvent", "KvasirError", "LapEnded", "Launch", "MicroBatch",
     "MicroBatchId", "Nanos", "Plan", "PlanError", "Preempt", "Refuse", "Release", "ReleaseEnded",
     "RequestArrived", "RequestCancelled", "RequestId", "Ring", "RingDecision", "RingEvent",
     "RingStatistics", "ScenarioError", "Span", "StageLost", "StageMeter", "StageReady",

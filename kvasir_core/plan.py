@@ -142,10 +142,10 @@ def split_evenly(layers: int, stages: int) -> tuple[tuple[int, int], ...]:
     """Layers per stage as even as can be: contiguous, disjoint, the remainder spread from the head.
 
     Raises:
-        PlanError: More stages than layers.
+        PlanError: More stages than layers, or none.
     """
-    if stages > layers:
+    if not 1 <= stages <= layers:
         raise PlanError(f"{stages} stages cannot each hold one of {layers} layers")
-    size, rest = divmod(layers, max(stages, 1))
+    size, rest = divmod(layers, stages)
     edges = [k * size + min(k, rest) for k in range(stages + 1)]
     return tuple(pairwise(edges))

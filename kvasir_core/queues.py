@@ -6,7 +6,7 @@ never stops halfway for KV; a decode takes a block when its last one is full.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
@@ -170,7 +170,28 @@ class Queues:
         elif request in self.prompts:
             self.prompts.remove(request)
 
-    def take_back(self, request: Request) -> int:
+    def preempt(self, victim: Request) -> int:
+        """A running request that is not in flight waits again, first of all; returns rows lost."""
+        self.unlist(victim)
+        rows_lost = self._take_back(victim)
+        self.waiting.appendleft(victim)
+        return rows_lost
+
+    def drop_all(self, live: Iterable[Request]) -> list[tuple[Request, int]]:
+        """Every stage drops all KV: whoever ran waits again; returns what each lost."""
+        running = sorted(filter(is_running, live), key=by_order)
+        losses = [(request, self._take_back(request)) for request in running]
+        self.waiting.extendleft(reversed(running))
+        self.decodes.clear()
+        self.prompts.clear()
+        self.releasing.clear()
+        for request in self.waiting:
+            request.blocks = request.in_flight = 0
+        self.blocks_free = self.plan.kv_blocks
+        self.open_count = 0
+        return losses
+
+    def _take_back(self, request: Request) -> int:
         """Undo a running request's progress, for recomputation; returns the rows lost."""
         lost = request.rows_computed
         self.stop_running(request)

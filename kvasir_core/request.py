@@ -40,4 +40,6 @@ class Request:
     @property
     def rows_computed(self) -> int:
         """Rows composed since it was admitted: what is lost with its KV."""
-        return self.prompt + self.given - 1 if self.is_decoding else self.scheduled
+        if self.is_decoding:
+            return self.prompt + self.given - 1 + self.in_flight
+        return self.scheduled

@@ -48,7 +48,7 @@ from kvasir_core.packers import PACKERS, is_lone
 from kvasir_core.plan import Plan
 from kvasir_core.queues import Composition, Predict, Queues, by_order, is_running
 from kvasir_core.request import Request
-from kvasir_core.statistics import RingStatistics
+from kvasir_core.statistics import RingStatistics, Tally
 from kvasir_core.units import Epoch, MicroBatchId, Nanos, RequestId
 from kvasir_core.window import window_for
 
@@ -90,14 +90,7 @@ class Ring:
         self._is_kv_short = False  # A ready decode lacks its block and its victim is in flight.
         self._may_wait = plan.packer == "cohort" and plan.cohort_wait_ns > 0
         self._wait_until: Nanos | None = None  # A lone cohort fills until then.
-        self._offered = 0
-        self._micro_batches = 0
-        self._ended = dict.fromkeys(FinishReason, 0)
-        self._stalls = {BindingLimit.WINDOW: 0, BindingLimit.DEPENDENCY: 0}
-        self._preemptions = 0
-        self._rows_recomputed = 0
-        self._blocks_free_least = self._kv_blocks
-        self._in_system_ns = 0
+        self._tally = Tally(blocks_free_least=plan.kv_blocks)
         self._handlers: dict[type, Callable[[Any], Orders]] = {
             LapEnded: self._lap_ended,
             RequestArrived: self._request_arrived,
@@ -124,13 +117,15 @@ class Ring:
             raise IllegalEvent(f"{event} at {now} ns is before the last event at {self.now} ns")
         in_system = len(self._requests)
         orders = self._handlers[type(event)](event)
-        self._in_system_ns += in_system * passed
+        self._tally.in_system_ns += in_system * passed
         self.now = now
         queues = self._queues
         if self._is_kv_short:
             self._relieve_kv(orders)
         if queues.decodes or queues.prompts or queues.waiting:
             self._launch(orders)
+        else:
+            self._wait_until = None
         self._note_cause()
         assert 0 <= queues.blocks_free <= self._kv_blocks
         assert 0 <= queues.live_decodes <= queues.running <= self.plan.running_max
@@ -160,11 +155,11 @@ class Ring:
         id_, prompt, output_max = event
         self._require(id_ not in self._requests and id_ not in self._queues.releasing, event)
         self._require(prompt >= 1 and output_max >= 1, event)
-        order = self._offered
-        self._offered += 1
+        order = self._tally.offered
+        self._tally.offered += 1
         why = self.plan.why_never(prompt + output_max)
         if why:
-            self._ended[FinishReason.REFUSED] += 1
+            self._tally.ended[FinishReason.REFUSED] += 1
             return [Refuse(id_, why)]
         request = Request(id=id_, order=order, prompt=prompt, output_max=output_max, target=prompt)
         self._requests[id_] = request
@@ -253,7 +248,7 @@ class Ring:
         return orders
 
     def _stage_times_measured(self, event: StageTimesMeasured) -> Orders:
-        self._require(len(event.holds) == self.plan.stages, event)
+        self._require(len(event.holds) == len(event.links) == self.plan.stages, event)
         self._require(min(*event.holds, *event.links, event.turnaround, event.jitter) >= 0, event)
         if self.plan.window_auto and self.plan.packer != "drained":
             self._queues.window = min(window_for(event), self.plan.window_max)
@@ -267,17 +262,9 @@ class Ring:
             insort(self._lost, event.stage)
         self.epoch = Epoch(self.epoch + 1)
         self._open.clear()
-        queues.open_count = 0
-        running = sorted(filter(is_running, self._requests.values()), key=by_order)
         orders: Orders = [BeginEpoch(self.epoch, tuple(self._lost))]
-        orders += [self._to_waiting(request) for request in running]
-        queues.waiting.extendleft(reversed(running))
-        queues.decodes.clear()
-        queues.prompts.clear()
-        queues.releasing.clear()
-        queues.blocks_free = self.plan.kv_blocks
-        for request in self._requests.values():
-            request.blocks = request.in_flight = 0
+        for request, rows_lost in queues.drop_all(self._requests.values()):
+            orders.append(self._preempted(request, rows_lost))
         return orders
 
     def _stage_ready(self, event: StageReady) -> Orders:
@@ -296,13 +283,12 @@ class Ring:
     def _forget(self, request: Request, reason: FinishReason) -> None:
         request.is_live = False
         del self._requests[request.id]
-        self._ended[reason] += 1
+        self._tally.ended[reason] += 1
 
-    def _to_waiting(self, request: Request) -> Preempt:
-        lost = self._queues.take_back(request)
-        self._preemptions += 1
-        self._rows_recomputed += lost
-        return Preempt(request.id, lost)
+    def _preempted(self, request: Request, rows_lost: int) -> Preempt:
+        self._tally.preemptions += 1
+        self._tally.rows_recomputed += rows_lost
+        return Preempt(request.id, rows_lost)
 
     def _relieve_kv(self, orders: Orders) -> None:
         """A decode lacks a block and none is on its way: the youngest gives up its own.
@@ -312,13 +298,12 @@ class Ring:
         """
         queues = self._queues
         self._is_kv_short = bool(queues.decodes) and not queues.growable(1)
-        victim = max(filter(is_running, self._requests.values()), key=by_order)
-        if not self._is_kv_short or queues.releasing or victim.in_flight:
+        if not self._is_kv_short or queues.releasing:
             return
-        queues.unlist(victim)
-        orders.append(self._to_waiting(victim))
-        queues.waiting.appendleft(victim)
-        orders.append(Release((victim.id,), self.epoch))
+        victim = max(filter(is_running, self._requests.values()), key=by_order)
+        if not victim.in_flight:
+            orders.append(self._preempted(victim, queues.preempt(victim)))
+            orders.append(Release((victim.id,), self.epoch))
 
     def _launch(self, orders: Orders) -> None:
         """Compose micro-batches while a window place is free and the packer finds rows."""
@@ -345,14 +330,14 @@ class Ring:
 
     def _compose(self, composition: Composition) -> MicroBatch:
         """Freeze a composition into a micro-batch."""
-        plan, queues = self.plan, self._queues
-        flight = queues.take(composition, MicroBatchId(self._micro_batches), self.epoch)
+        plan, queues, tally = self.plan, self._queues, self._tally
+        flight = queues.take(composition, MicroBatchId(tally.micro_batches), self.epoch)
         batch = flight[0]
         assert len(batch.requests) <= plan.micro_batch_width
         assert batch.row_count <= plan.row_width
-        self._micro_batches += 1
+        tally.micro_batches += 1
         self._open[batch.id] = flight
-        self._blocks_free_least = min(self._blocks_free_least, queues.blocks_free)
+        tally.blocks_free_least = min(tally.blocks_free_least, queues.blocks_free)
         return batch
 
     def _note_cause(self) -> None:
@@ -360,12 +345,12 @@ class Ring:
         queues = self._queues
         if not (queues.decodes or queues.prompts or queues.waiting):
             cause = Cause.DEPENDENCY if queues.running else Cause.NO_DEMAND
-            self._stalls[BindingLimit.DEPENDENCY] += queues.running > 0
+            self._tally.stalls[BindingLimit.DEPENDENCY] += queues.running > 0
         elif self._wait_until is not None:
             cause = Cause.DEPENDENCY
         else:
             cause = Cause.CAPACITY
-            self._stalls[BindingLimit.WINDOW] += queues.open_count >= queues.window
+            self._tally.stalls[BindingLimit.WINDOW] += queues.open_count >= queues.window
         if cause is not self.causes.cause:
             self.causes.switch(cause, self.now)
 
@@ -377,34 +362,14 @@ class Ring:
 
     def statistics(self) -> RingStatistics:
         """Counts at the time of the last event."""
-        queues, plan = self._queues, self.plan
-        return RingStatistics(
-            now=self.now,
-            offered=self._offered,
-            waiting=len(queues.waiting),
-            running=queues.running,
-            ended=dict(self._ended),
-            live_decodes=queues.live_decodes,
-            open=queues.open_count,
-            window=queues.window,
-            epoch=self.epoch,
-            lost=tuple(self._lost),
-            micro_batches=self._micro_batches,
-            stalls=dict(self._stalls),
-            kv_blocks_total=plan.kv_blocks,
-            kv_blocks_in_use=plan.kv_blocks - queues.blocks_free,
-            kv_blocks_peak=self._kv_blocks - self._blocks_free_least,
-            preemptions=self._preemptions,
-            rows_recomputed=self._rows_recomputed,
-            in_system_ns=self._in_system_ns,
-        )
+        return self._tally.statistics(self.now, self.epoch, self._queues, tuple(self._lost))
 
     def check(self) -> None:
         """Assert every invariant in full; O(live requests)."""
         flying = [r for _, members in self._open.values() for r in members if r.is_live]
         self._queues.check(list(self._requests.values()), flying)
-        ended = sum(self._ended.values())
-        assert self._offered == len(self._queues.waiting) + self._queues.running + ended
+        ended = sum(self._tally.ended.values())
+        assert self._tally.offered == len(self._queues.waiting) + self._queues.running + ended
 
     def _require(self, legal: bool, event: RingEvent) -> None:
         if not legal:

@@ -1,8 +1,9 @@
 """What the ring can say of itself at any moment; shells show it, they do not recount it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvasir_core.microbatch import BindingLimit, FinishReason
+from kvasir_core.queues import Queues
 from kvasir_core.units import Epoch, Nanos
 
 
@@ -46,3 +47,44 @@ class RingStatistics:
     @property
     def failed(self) -> int:
         return self.ended[FinishReason.FAILED]
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """What the ring counts as it goes; the rest of its statistics is read off its queues."""
+
+    offered: int = 0
+    ended: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
+    micro_batches: int = 0
+    stalls: dict[BindingLimit, int] = field(
+        default_factory=lambda: {BindingLimit.WINDOW: 0, BindingLimit.DEPENDENCY: 0}
+    )
+    blocks_free_least: int
+    preemptions: int = 0
+    rows_recomputed: int = 0
+    in_system_ns: int = 0
+
+    def statistics(
+        self, now: Nanos, epoch: Epoch, queues: Queues, lost: tuple[int, ...]
+    ) -> RingStatistics:
+        blocks = queues.plan.kv_blocks
+        return RingStatistics(
+            now=now,
+            offered=self.offered,
+            waiting=len(queues.waiting),
+            running=queues.running,
+            ended=dict(self.ended),
+            live_decodes=queues.live_decodes,
+            open=queues.open_count,
+            window=queues.window,
+            epoch=epoch,
+            lost=lost,
+            micro_batches=self.micro_batches,
+            stalls=dict(self.stalls),
+            kv_blocks_total=blocks,
+            kv_blocks_in_use=blocks - queues.blocks_free,
+            kv_blocks_peak=blocks - self.blocks_free_least,
+            preemptions=self.preemptions,
+            rows_recomputed=self.rows_recomputed,
+            in_system_ns=self.in_system_ns,
+        )
