@@ -9,7 +9,7 @@ requests in order of arrival while the running cap and the KV ledger let them in
 from collections.abc import Callable
 
 from kvasir_core.microbatch import BindingLimit
-from kvasir_core.plan import blocks_for
+from kvasir_core.plan import Plan, blocks_for
 from kvasir_core.queues import Composition, Queues
 from kvasir_core.request import Request
 
@@ -39,7 +39,9 @@ def fill_with_prompts(
         if rows_max <= 0:
             return Composition(decodes, chunks, rows_cap)
         rows = request.target - request.scheduled
-        rows = min(rows, rows_max)
+        if rows > rows_max:
+            chunks.append((request, rows_max))
+            return Composition(decodes, chunks, rows_cap)
         chunks.append((request, rows))
         rows_max -= rows
         spans_left -= 1
@@ -62,15 +64,21 @@ def fill_with_prompts(
         if blocks + running > free:
             return Composition(decodes, chunks, BindingLimit.KV)
         if rows > rows_max:
-            if not plan.chunked_prefill:
-                return Composition(decodes, chunks, rows_cap)
-            rows = rows_max
+            if plan.chunked_prefill:
+                chunks.append((request, rows_max))
+            return Composition(decodes, chunks, rows_cap)
         chunks.append((request, rows))
         free -= blocks
         running += 1
         rows_max -= rows
         spans_left -= 1
     return Composition(decodes, chunks, BindingLimit.NOTHING_WAITING)
+
+
+def width_limit(plan: Plan) -> BindingLimit:
+    """Which width binds when a micro-batch is full of decodes, one row each."""
+    is_row_bound = plan.row_width < plan.micro_batch_width
+    return BindingLimit.ROW_WIDTH if is_row_bound else BindingLimit.MICRO_BATCH_WIDTH
 
 
 def greedy(queues: Queues) -> Composition:
@@ -84,9 +92,7 @@ def greedy(queues: Queues) -> Composition:
     if taken < min(ready, width):
         return Composition(taken, [], BindingLimit.KV, is_short=True)
     if taken < ready:
-        is_row_bound = plan.row_width < plan.micro_batch_width
-        binding = BindingLimit.ROW_WIDTH if is_row_bound else BindingLimit.MICRO_BATCH_WIDTH
-        return Composition(taken, [], binding)
+        return Composition(taken, [], width_limit(plan))
     return fill_with_prompts(queues, taken, plan.row_width - taken, BindingLimit.ROW_WIDTH)
 
 
@@ -118,10 +124,8 @@ def cohort(queues: Queues) -> Composition:
             rows_max, rows_cap = chunk, BindingLimit.COHORT
     composition = fill_with_prompts(queues, taken, rows_max, rows_cap)
     if taken < ready and composition.binding is BindingLimit.NOTHING_WAITING:
-        at_width = taken == width < min(even, share)
-        return composition._replace(
-            binding=BindingLimit.MICRO_BATCH_WIDTH if at_width else BindingLimit.COHORT
-        )
+        is_full = taken == width < min(even, share)
+        return composition._replace(binding=width_limit(plan) if is_full else BindingLimit.COHORT)
     return composition
 
 
@@ -165,9 +169,13 @@ def chunk_rows(queues: Queues, taken: int) -> int:
 
 
 def is_lone(queues: Queues, composition: Composition) -> bool:
-    """A decode-only micro-batch below an even share, while others may return to fill it."""
-    even = queues.live_decodes // queues.window
-    return not composition.chunks and queues.open_count > 0 and composition.decodes < even
+    """All that is ready is decodes below an even share, and others may return to join them."""
+    return (
+        composition.binding is BindingLimit.NOTHING_WAITING
+        and not composition.chunks
+        and queues.open_count > 0
+        and composition.decodes < queues.live_decodes // queues.window
+    )
 
 
 def sarathi(queues: Queues) -> Composition:
