@@ -17,7 +17,7 @@ import zmq
 
 from kvasir_core.plan import Plan
 from kvasir_core.units import Epoch, Nanos
-from kvasir_rt import wire
+from kvasir_rt import frames, wire
 from kvasir_rt.handover import Free, Handover, Load, QuitCause, Work
 from kvasir_rt.link import Admission, CurveKeys, Inbox, Outlet, Traffic, open_socket, secure_client
 from kvasir_rt.ring_errors import JoinError, WireError
@@ -220,7 +220,7 @@ class Agent:
             raise JoinError(f"stage {assign.stage} is not one of {assign.plan.stages}")
         self._assign = assign
         self._inbox = Inbox(
-            self._context, self._options.listen, wire.boundary_frame_max(assign.plan), self._keys
+            self._context, self._options.listen, frames.boundary_frame_max(assign.plan), self._keys
         )
         self._poller.register(self._inbox.socket, zmq.POLLIN)
         self.handover.put(Load(assign))
@@ -237,7 +237,7 @@ class Agent:
         self._outlet = Outlet(
             self._context,
             wiring.next_endpoint,
-            wire.header_bytes_max(assign.plan),
+            frames.header_bytes_max(assign.plan),
             self._keys,
             wiring.next_key,
         )
@@ -295,7 +295,7 @@ class Agent:
                     raise WireError(
                         f"a body of {body_bytes} bytes came, {header.body_bytes} were announced"
                     )
-                wire.check_lap(header, assign.plan, assign.stage)
+                frames.check_lap(header, assign.plan, assign.stage)
                 if self.handover.waiting >= (assign.plan.credits or 1 << 30):
                     raise WireError(f"upstream sent more than {assign.plan.credits} micro-batches")
                 self.handover.put(Work(header, message.body, received))
@@ -307,7 +307,7 @@ class Agent:
     def _welcome(self, inbox: Inbox, peer: bytes, hello: wire.Hello) -> None:
         assign = self._assign
         assert assign is not None
-        why = wire.check_hello(hello, hello_of(assign, assign.stage - 1, self._epoch))
+        why = frames.check_hello(hello, hello_of(assign, assign.stage - 1, self._epoch))
         if why:
             inbox.send(peer, wire.Refusal(why))
             return

@@ -11,15 +11,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import NamedTuple
 
-from kvasir_core.plan import Plan
 from kvasir_core.units import Epoch
 from kvasir_rt import wire
 from kvasir_rt.agent import boot_id
 from kvasir_rt.link import Inbox, Traffic
+from kvasir_rt.member import CrewOptions, Loss, Member, Spare, Step
 from kvasir_rt.ring_errors import RingDown, WireError
 from kvasir_rt.supervisor import StageProcess, Supervisor
 
@@ -30,99 +27,9 @@ SPARES_MAX = 16  # Joined before there was a place for them; they take the next 
 CHECK_NS = 50_000_000
 PAUSE_NS = 700_000_000  # The bridge itself stood still for longer: nobody else is to blame.
 WIRING_NS = 5_000_000_000
-HOLD_FACTOR = 20  # Times the median hold per row before a computation counts as stuck.
-HOLD_FLOOR_NS = 1_500_000_000
-HOLD_FIRST_NS = 60_000_000_000  # Until holds are known: a first pass may compile or page in.
-HOLDS_KEPT = 256
 LINK_GRACE_NS = 200_000_000  # A broken link is mostly a dead process, which pidfd names better.
 
 log = logging.getLogger("kvasir.ring")
-
-
-class Step(IntEnum):
-    """How far a stage is in the barrier of the current epoch."""
-
-    ABSENT = 0
-    LOADING = 1
-    LOADED = 2
-    IDLE = 3
-    LISTENING = 4
-    WIRED = 5
-
-
-@dataclass(slots=True, eq=False)
-class Member:
-    """One stage of the ring, whichever process is it now."""
-
-    stage: int
-    is_local: bool
-    step: Step = Step.ABSENT
-    peer: bytes = b""
-    join: wire.Join | None = None
-    endpoint: str = ""
-    resident_bytes: int = 0
-    since_ns: int = 0  # When the current step began.
-    heard_ns: int = 0
-    beat: wire.Beat | None = None
-    clock_offset_ns: int = 0  # Its clock minus ours.
-    round_trip_ns: int = 1 << 62  # Of the pulse that gave the offset.
-    restarts: int = 0
-    holds: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=HOLDS_KEPT))
-    link_broken_ns: int | None = None  # When its upstream reported it.
-
-    @property
-    def pid(self) -> int | None:
-        return self.join.pid if self.join is not None else None
-
-    def hold_limit_ns(self, rows: int) -> int:
-        """How long a micro-batch of so many rows may be computed."""
-        if len(self.holds) < 8:
-            return HOLD_FIRST_NS
-        held, rows_seen = sorted(self.holds)[len(self.holds) // 2]
-        return max(HOLD_FLOOR_NS, HOLD_FACTOR * held * max(1, -(-rows // rows_seen)))
-
-
-@dataclass(slots=True)
-class Spare:
-    """A stage that has joined and waits for a place."""
-
-    join: wire.Join
-    heard_ns: int
-
-
-class Loss(NamedTuple):
-    """A stage is lost. If `is_dead` its process is gone or must go, else only frames are."""
-
-    stage: int
-    why: str
-    is_dead: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CrewOptions:
-    """What the crew is to become.
-
-    Attributes:
-        plan: The ring's plan.
-        dtype: Of boundaries and computation, such as `float32`.
-        compute: What stages do.
-        remote: Stages that join from elsewhere; the others are spawned here.
-        secret: What a joining stage must know.
-        load_max_s: Longest time from joining to loaded.
-        rejoin_max_s: How long a lost remote stage may stay away.
-        restarts_max: More losses than this within `restart_window_s` end the ring.
-        restart_window_s: See `restarts_max`.
-    """
-
-    plan: Plan
-    dtype: str
-    compute: wire.ComputeSpec
-    remote: frozenset[int] = frozenset()
-    secret: str
-    load_max_s: float = 600.0
-    rejoin_max_s: float = 120.0
-    restarts_max: int = 10
-    restart_window_s: float = 60.0
 
 
 class Crew:
@@ -151,6 +58,7 @@ class Crew:
             Member(stage, stage not in options.remote) for stage in range(options.plan.stages)
         ]
         self.epoch = Epoch(0)
+        self.say: Callable[[str], None] = log.info  # Told in a sentence who has got further.
         self._control = control
         self._supervisor = supervisor
         self._traffic = traffic
@@ -332,6 +240,11 @@ class Crew:
                 member.endpoint, member.resident_bytes = endpoint, resident_bytes
                 self._enter(member, Step.LOADED)
                 self._send(member, wire.NewEpoch(self.epoch))
+                start, stop = self.options.plan.layers[member.stage]
+                self.say(
+                    f"stage {member.stage} holds layers [{start}, {stop}) in "
+                    f"{resident_bytes >> 20} MiB (process {member.pid})"
+                )
             case wire.Idle(epoch):
                 self._advance(member, epoch, Step.IDLE)
             case wire.Listening(epoch):
@@ -384,10 +297,10 @@ class Crew:
         if now - self._checked_ns < CHECK_NS and not (is_urgent or self._found):
             return []
         if now - self._checked_ns > PAUSE_NS:
-            for one in (*self.members, *self._spares.values()):
-                one.heard_ns = now  # We stood still, so we could not hear them.
-            for member in self.members:
-                member.since_ns = now
+            for member in self.members:  # We stood still, so we could not hear them.
+                member.heard_ns = member.since_ns = now
+            for spare in self._spares.values():
+                spare.heard_ns = now
         self._checked_ns = now
         for stage in self._supervisor.ended():
             self._report(self.members[stage], "its process ended", is_dead=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvasir_core.plan import Plan
 from kvasir_core.units import RequestId
-from kvasir_rt import wire
+from kvasir_rt import frames, wire
 from kvasir_rt.ring_errors import JoinError, WireError
 
 CHAIN_BYTES = 8
@@ -119,8 +119,8 @@ class FixedStage:
         batch = lap.micro_batch
         ends = np.cumsum(batch.rows)
         spans = [*range(batch.decodes), *batch.completing]
-        return wire.pack_rows(
-            [wire.ResultRow((chains[ends[i] - 1] >> 20) % self._vocab, 0.0) for i in spans]
+        return frames.pack_rows(
+            [frames.ResultRow((chains[ends[i] - 1] >> 20) % self._vocab, 0.0) for i in spans]
         )
 
     def release(self, requests: Iterable[RequestId]) -> None:

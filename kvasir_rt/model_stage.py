@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from kvasir_core.units import RequestId
-from kvasir_rt import wire
+from kvasir_rt import frames, wire
 from kvasir_rt.gguf_file import open_gguf
 from kvasir_rt.model.shape import ModelShape
 from kvasir_rt.model.stage_model import StageModel
@@ -92,8 +92,11 @@ class ModelStage:
             [batch.starts[index] + batch.rows[index] for index in outputs],
             [self._histories.get(request) for request in requests],
         )
-        return wire.pack_rows(
-            [wire.ResultRow(None, 0.0) if row is None else wire.ResultRow(*row) for row in picked]
+        return frames.pack_rows(
+            [
+                frames.ResultRow(None, 0.0) if row is None else frames.ResultRow(*row)
+                for row in picked
+            ]
         )
 
     def _remember(self, lap: wire.Lap) -> None:

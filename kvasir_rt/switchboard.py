@@ -17,9 +17,9 @@ import zmq
 
 from kvasir_core.plan import Plan
 from kvasir_core.units import Epoch
-from kvasir_rt import wire
+from kvasir_rt import frames, wire
 from kvasir_rt.agent import hello, monotonic
-from kvasir_rt.crew import Crew, CrewOptions, Loss
+from kvasir_rt.crew import Crew
 from kvasir_rt.link import (
     CONTROL_DOMAIN,
     Admission,
@@ -28,6 +28,7 @@ from kvasir_rt.link import (
     Outlet,
     Traffic,
 )
+from kvasir_rt.member import CrewOptions, Loss
 from kvasir_rt.ring_errors import RingDown, WireError
 from kvasir_rt.stage import StageConfig
 from kvasir_rt.supervisor import Supervisor
@@ -99,7 +100,7 @@ class Switchboard:
             self._results = Inbox(
                 self._context,
                 self._local_endpoint("results"),
-                wire.result_frame_max(self._plan),
+                frames.result_frame_max(self._plan),
                 options.keys,
             )
         except BaseException:
@@ -212,7 +213,7 @@ class Switchboard:
         self._head = Outlet(
             self._context,
             head.endpoint,
-            wire.header_bytes_max(self._plan),
+            frames.header_bytes_max(self._plan),
             self._options.keys,
             head.join.server_key,
         )
@@ -248,7 +249,7 @@ class Switchboard:
             body = message.body if message.body is not None else memoryview(b"")
             self.traffic.add("in", type(said).__name__.lower(), len(message.header), len(body))
             if isinstance(said, wire.Hello):
-                why = wire.check_hello(said, self._hello(tail))
+                why = frames.check_hello(said, self._hello(tail))
                 if why:
                     self._results.send(message.peer, wire.Refusal(why))
                 else:

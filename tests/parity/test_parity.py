@@ -18,13 +18,13 @@ from tests.rt.rings import Clients, engine_of, plan_of, running, until
 def remember_decisions(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[RingDecision]:
     """Note what the real ring decided, in order."""
     decided: list[RingDecision] = []
-    obey = engine._obey
+    obey = engine.driver._obey
 
     def note(decision: RingDecision, now: Nanos) -> None:
         decided.append(decision)
         obey(decision, now)
 
-    monkeypatch.setattr(engine, "_obey", note)
+    monkeypatch.setattr(engine.driver, "_obey", note)
     return decided
 
 

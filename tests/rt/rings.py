@@ -9,9 +9,9 @@ from pathlib import Path
 from kvasir_core.microbatch import FinishReason
 from kvasir_core.plan import Plan, split_evenly
 from kvasir_rt import wire
-from kvasir_rt.crew import CrewOptions
 from kvasir_rt.engine import Engine, EngineOptions
 from kvasir_rt.fixed_stage import fixed_tokens
+from kvasir_rt.member import CrewOptions
 from kvasir_rt.sampling import SamplingParams
 from kvasir_rt.submission import EndEvent, EngineEvent, Submission, TokenEvent
 from kvasir_rt.switchboard import LineOptions

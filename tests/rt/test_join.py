@@ -17,12 +17,13 @@ import pytest
 import zmq
 
 from kvasir_core.plan import Plan
+from kvasir_core.units import Epoch
 from kvasir_rt import wire
 from kvasir_rt.agent import boot_id
-from kvasir_rt.crew import CrewOptions
 from kvasir_rt.engine import Engine, EngineOptions
 from kvasir_rt.join import RingKeys, find_token, join_ring, parse_token, tcp_endpoint
 from kvasir_rt.link import CurveKeys, open_socket, secure_client
+from kvasir_rt.member import CrewOptions
 from kvasir_rt.ring_errors import JoinError
 from kvasir_rt.switchboard import LineOptions
 from tests.rt.rings import VOCAB, Clients, plan_of, until
@@ -221,7 +222,7 @@ def test_garbage_and_unencrypted_peers_change_nothing() -> None:
             line.connect(engine.endpoint)
             line.send(b"\xc1 not a message")
             line.send_multipart([b"too", b"many", b"frames"])
-            line.send(wire.encode(wire.Idle(wire.Epoch(0))))  # From nobody that has joined.
+            line.send(wire.encode(wire.Idle(Epoch(0))))  # From nobody that has joined.
             clients = Clients(engine)
             clients.submit_many(3, 20)
             clients.wait_all()
@@ -279,7 +280,17 @@ def test_tokens_and_addresses_are_checked_before_anything_starts(
             join_ring("127.0.0.1:1", "127.0.0.1:0", token=wrong, model=None)
     keys = RingKeys.fresh()
     assert parse_token(keys.token) == (keys.secret, keys.bridge.public.decode())
-    for wrong in ("", "host", "host:", ":1", "host:x", "host:70000", "0.0.0.0:1", "[::]:1", "::1:5"):
+    for wrong in (
+        "",
+        "host",
+        "host:",
+        ":1",
+        "host:x",
+        "host:70000",
+        "0.0.0.0:1",
+        "[::]:1",
+        "::1:5",
+    ):
         with pytest.raises(JoinError):
             tcp_endpoint(wrong)
     assert tcp_endpoint("[::1]:7100") == "tcp://[::1]:7100"
@@ -328,9 +339,7 @@ def two_hosts() -> Iterator[tuple[str, str, str]]:
 def test_a_ring_over_two_hosts_survives_the_death_of_the_other_hosts_stage() -> None:
     with two_hosts() as (namespace, their_address, our_address), ExitStack() as stack:
         keys = RingKeys.fresh()
-        engine = open_ring(
-            plan_of(3), keys, remote=frozenset({1}), listen=f"tcp://{our_address}:*"
-        )
+        engine = open_ring(plan_of(3), keys, remote=frozenset({1}), listen=f"tcp://{our_address}:*")
         stack.callback(engine.close)
         stack.enter_context(
             joining(
