@@ -56,10 +56,11 @@ def runs_outside(runs: Iterable[Run], ranges: Sequence[tuple[int, int]]) -> list
     for run in runs:
         begin = run.begin
         for low, high in ranges:
-            if begin < min(low, run.end) and high > begin:
-                left.append(run._replace(begin=begin, end=min(low, run.end)))
-            if low < run.end:
-                begin = max(begin, high)
+            if low >= run.end:
+                break
+            if begin < low:
+                left.append(run._replace(begin=begin, end=low))
+            begin = max(begin, high)
         if begin < run.end:
             left.append(run._replace(begin=begin))
     return left

@@ -126,7 +126,11 @@ def test_case_e3_if_it_answers_later_it_becomes_proven_and_serves() -> None:
     world.run_until(seconds(50))
     world.workers["W"] = FakeWorker()
     world.run_until(seconds(119))
-    tries = [at for at, order in world.dispatches_to("W") if isinstance(order, Dispatch) and order.is_trial]
+    tries = [
+        at
+        for at, order in world.dispatches_to("W")
+        if isinstance(order, Dispatch) and order.is_trial
+    ]
     assert len(tries) == 2
     assert 60 * SECOND <= tries[1] - tries[0] - world.policy.call_deadline_ns <= 61 * SECOND
     assert world.slice_of("W").standing is Standing.PROVEN
@@ -382,7 +386,9 @@ def test_the_breaker_never_waits_longer_than_its_bound() -> None:
 def test_laws_d2_d3_a_worker_that_never_served_gets_one_trial_per_window_of_the_clock(
     steps: list[tuple[str, float]],
 ) -> None:
-    world = World(SwarmPolicy(tick_ns=Nanos(60 * SECOND), silence_max_ns=Nanos(200 * SECOND)), busy=4)
+    world = World(
+        SwarmPolicy(tick_ns=Nanos(60 * SECOND), silence_max_ns=Nanos(200 * SECOND)), busy=4
+    )
     world.workers["W"] = FakeWorker(latency_s=None)
     session, end = 1, 4
     world.attach("W", (0, 0, end), session=session)
