@@ -54,7 +54,7 @@ def _split(planned: "PlannedRing") -> str:
 
 def _bottleneck(planned: "PlannedRing") -> str:
     longest = max(planned.holds_ns)
-    rate = f"{planned.tokens_per_s:.4g} output tokens/s with a full window"
+    rate = f"at most {planned.tokens_per_s:.4g} output tokens/s, with a full window"
     link = max(planned.links_ns)
     if link > longest:
         place = planned.links_ns.index(link)
@@ -136,7 +136,9 @@ def plan_yaml(scenario: "Scenario", planned: "PlannedRing") -> str:
 
     Relative paths stand as in the original: write it beside that file.
     """
-    lines = [f"# Planned by kvasir-sim plan: {planned.tokens_per_s:.4g} output tokens/s predicted."]
+    lines = [
+        f"# Planned by kvasir-sim plan: at most {planned.tokens_per_s:.4g} output tokens/s predicted."
+    ]
     lines += [f"# - {sentence}" for sentence in planned.why]
     return "\n".join(lines) + "\n" + to_yaml(planned_scenario(scenario, planned))
 

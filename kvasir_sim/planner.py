@@ -57,7 +57,6 @@ class PlannedRing:
         reference: The average micro-batch.
         holds_ns, links_ns, even_ns: Predicted holds, transfers (the return last), and the holds of
             an even split in the scenario's order (None if memory does not hold it).
-        tokens_per_s: Predicted output tokens per second with a full window.
         why: Sentences.
     """
 
@@ -76,11 +75,15 @@ class PlannedRing:
 
     @property
     def longest_ns(self) -> int:
-        """The busiest stage's or link's time per micro-batch: the ring cannot go faster."""
+        """The busiest stage's or link's time per average micro-batch."""
         return max(*self.holds_ns, *self.links_ns)
 
     @property
     def tokens_per_s(self) -> float:
+        """Output tokens per second with a full window of average micro-batches.
+
+        An upper bound in practice: real micro-batches vary, and the ring waits for the long ones.
+        """
         return self.reference.decodes * NANOS_PER_SECOND / self.longest_ns
 
 
