@@ -136,9 +136,7 @@ def plan_yaml(scenario: "Scenario", planned: "PlannedRing") -> str:
 
     Relative paths stand as in the original: write it beside that file.
     """
-    lines = [
-        f"# Planned by kvasir-sim plan: at most {planned.tokens_per_s:.4g} output tokens/s predicted."
-    ]
+    lines = [f"# Planned by kvasir-sim plan: at most {planned.tokens_per_s:.4g} output tokens/s."]
     lines += [f"# - {sentence}" for sentence in planned.why]
     return "\n".join(lines) + "\n" + to_yaml(planned_scenario(scenario, planned))
 
