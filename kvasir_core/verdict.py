@@ -7,13 +7,14 @@ the verdict asks, in this order of precedence, and the first *yes* is the kind:
   1. idle          no micro-batch was ever composed.
   2. overloaded    the waiting queue grew while requests arrived: results depend on the horizon.
   3. kv_bound      KV stopped every fourth micro-batch, or was full and threw requests out.
-  4. link_bound    a link was busy nearly all the time, and busier than every stage.
+  4. link_bound    a link was busy most of the time and busier than every stage, or kept its sender
+                   waiting for credit while its receiver waited for work.
   5. bottlenecked  one stage worked most of the time (or under pressure), far more than the rest.
   6. idle          no stage worked more than 1 % of the time: there was hardly a request.
   7. starved       stages were empty-handed for half of the time, or 95 % of micro-batches left
                    nobody behind while the stages had time to spare.
   8. saturated     widths or caps left somebody behind in half of the micro-batches, or all full.
-  9. balanced      the rest: work for most of the time, room for more.
+  9. balanced      the rest: work for most of the time, and nobody left behind for long.
 
 *Work* is busy plus waiting for experts: the stage's own time, without what a full neighbour costs.
 All limits are shares, so a verdict does not depend on the scale of a run.
@@ -22,6 +23,7 @@ All limits are shares, so a verdict does not depend on the scale of a run.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 from kvasir_core.causes import Cause
 from kvasir_core.microbatch import BindingLimit
@@ -34,6 +36,8 @@ KV_BOUND_SHARE = 0.25  # Of the micro-batches, KV stopped so many; below it is a
 KV_PREEMPTED_SHARE = 0.05  # Evictions per finished request: one in twenty computed twice.
 KV_FULL_SHARE = 0.9  # Below this peak evictions come from lost stages, not from a lack of KV.
 LINK_BUSY_SHARE = 0.8  # A FIFO busier than this queues for longer than it transfers.
+LINK_BLOCKED_SHARE = 0.2  # The sender waits for credit so much of the time,
+LINK_STARVED_SHARE = 0.1  # while the receiver waits for work: the time is spent between them.
 BOTTLENECK_WORK = 0.8  # A stage that works so much of the time leads by itself.
 BOTTLENECK_WORK_PRESSED = 0.5  # Under pressure a slow stage can lead with bubbles.
 BOTTLENECK_REST = 0.85  # The other stages' mean work over the slowest one's; equal stages give 1.
@@ -41,9 +45,10 @@ IDLE_WORK = 0.01  # Nearly nothing ran,
 IDLE_NO_DEMAND = 0.9  # and the head had nothing to run.
 STARVED_SHARE = 0.5  # Empty-handed for half of the time, mean over stages.
 STARVED_UNPRESSED = 0.95  # Nobody else to take; measured: 66 % of capacity, and 90 % at 82 %.
-FULL_WORK = 0.9  # No time to spare: such a ring is not starved.
+STARVED_SPARE = 0.15  # Time to spare; a ring with less of it is fed, whoever else is ready.
 PRESSED_SHARE = 0.5  # Every second micro-batch left somebody behind.
 FULL_SHARE = 0.9  # Micro-batches at their widths on average.
+SHOWN_SHARE = 0.001  # Less is not worth a word of evidence.
 
 PRESSING = (
     BindingLimit.ROW_WIDTH,
@@ -223,14 +228,9 @@ def _kind(facts: RunFacts) -> tuple[VerdictKind, list[str]]:
         return VerdictKind.OVERLOADED, _overload(facts, slowest)
     if facts.is_kv_bound:
         return VerdictKind.KV_BOUND, [_kv(facts)]
-    link = _busiest_link(facts)
+    link = _link(facts)
     if link is not None:
-        share = facts.link_busy_shares[link]
-        reason = (
-            f"link {link} carried bytes for {share:.1%} of the time; "
-            f"the busiest stage worked {works[slowest]:.1%}"
-        )
-        return VerdictKind.LINK_BOUND, [reason]
+        return VerdictKind.LINK_BOUND, [link]
     if _is_led(facts, slowest):
         return VerdictKind.BOTTLENECKED, [_lead(works, slowest)]
     return _kind_by_demand(facts)
@@ -245,8 +245,9 @@ def _kind_by_demand(facts: RunFacts) -> tuple[VerdictKind, list[str]]:
         return VerdictKind.IDLE, [f"{work}; the head had no request for {no_demand:.1%} of it"]
     if facts.starved_mean >= STARVED_SHARE:
         return VerdictKind.STARVED, [_starvation(facts)]
+    has_spare = facts.starved_mean >= STARVED_SPARE
     unpressed = 1 - facts.bound_by(*PRESSING)
-    if unpressed >= STARVED_UNPRESSED and least < FULL_WORK and not facts.is_full:
+    if unpressed >= STARVED_UNPRESSED and has_spare and not facts.is_full:
         reason = f"{unpressed:.1%} of micro-batches left because nobody else was ready to join"
         return VerdictKind.STARVED, [reason, _starvation(facts)]
     fill = (
@@ -273,13 +274,26 @@ def _is_led(facts: RunFacts, stage: int) -> bool:
     return works[stage] >= least and rest <= BOTTLENECK_REST * works[stage]
 
 
-def _busiest_link(facts: RunFacts) -> int | None:
+def _link(facts: RunFacts) -> str | None:
+    """Why a link is the bound, if one is: by its bytes, or by its latency and credits."""
     shares = facts.link_busy_shares
-    if not shares:
-        return None
-    link = max(range(len(shares)), key=shares.__getitem__)
-    is_bound = shares[link] >= LINK_BUSY_SHARE and shares[link] > max(facts.works)
-    return link if is_bound else None
+    if shares:
+        link = max(range(len(shares)), key=shares.__getitem__)
+        most = max(facts.works)
+        if shares[link] >= LINK_BUSY_SHARE and shares[link] > most:
+            return (
+                f"link {link} carried bytes for {shares[link]:.1%} of the time; "
+                f"the busiest stage worked {most:.1%}"
+            )
+    for link, (sender, receiver) in enumerate(pairwise(facts.stages)):
+        blocked = sender.blocked_by_credit_ns / facts.elapsed_ns
+        starved = receiver.starved_by_ns.get(Cause.UPSTREAM, 0) / facts.elapsed_ns
+        if blocked >= LINK_BLOCKED_SHARE and starved >= LINK_STARVED_SHARE:
+            return (
+                f"stage {link} waited {blocked:.1%} of the time for a credit over link {link}, "
+                f"while stage {link + 1} waited {starved:.1%} for what was on its way"
+            )
+    return None
 
 
 def _overload(facts: RunFacts, slowest: int) -> list[str]:
@@ -299,12 +313,11 @@ def _overload(facts: RunFacts, slowest: int) -> list[str]:
         growth,
         left,
     ]
-    link = _busiest_link(facts)
+    link = _link(facts)
     if facts.is_kv_bound:
         reasons.append(f"what holds it back is KV: {_kv(facts)}")
     elif link is not None:
-        share = facts.link_busy_shares[link]
-        reasons.append(f"what holds it back is link {link}, busy {share:.1%} of the time")
+        reasons.append(f"what holds it back is a link: {link}")
     elif _is_led(facts, slowest):
         reasons.append(f"what holds it back is one stage: {_lead(facts.works, slowest)}")
     elif facts.starved_mean >= STARVED_SHARE:
@@ -332,7 +345,9 @@ def _starvation(facts: RunFacts) -> str:
         for cause in Cause
     }
     parts = ", ".join(
-        f"{cause.value.replace('_', ' ')} {share:.1%}" for cause, share in causes.items() if share
+        f"{cause.value.replace('_', ' ')} {share:.1%}"
+        for cause, share in causes.items()
+        if share >= SHOWN_SHARE
     )
     return f"stages were empty-handed {facts.starved_mean:.1%} of the time ({parts})"
 
@@ -343,6 +358,6 @@ def _common(facts: RunFacts) -> list[str]:
     parts = ", ".join(
         f"{limit.value.replace('_', ' ')} {count / facts.micro_batches:.1%}"
         for limit, count in top
-        if count
+        if count >= SHOWN_SHARE * facts.micro_batches
     )
     return [f"micro-batches stopped filling because of: {parts}"]

@@ -1,13 +1,11 @@
 """The report on the screen: the verdict first, then the figures, every one with its unit."""
 
-from collections.abc import Sequence
-
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kvasir_core.verdict import VerdictKind
+from kvasir_core.verdict import SHOWN_SHARE, VerdictKind
 from kvasir_scenario.report_schema import LatencyPart, Report
 
 COLOURS = {
@@ -161,7 +159,7 @@ def _stage_table(report: Report) -> Table:
             ", ".join(
                 f"{cause.replace('_', ' ')} {share(seconds)}"
                 for cause, seconds in causes.items()
-                if seconds
+                if seconds and seconds >= SHOWN_SHARE * elapsed
             ),
         )
     return table
@@ -172,7 +170,9 @@ def _print_limits(report: Report, console: Console) -> None:
     window, dependency = limits.pop("window"), limits.pop("dependency")
     total = max(1, report.micro_batches)
     shares = ", ".join(
-        f"{name.replace('_', ' ')} {count / total:.1%}" for name, count in limits.items() if count
+        f"{name.replace('_', ' ')} {count / total:.1%}"
+        for name, count in limits.items()
+        if count >= SHOWN_SHARE * total
     )
     kv = report.kv
     lines = _lines()
@@ -196,43 +196,30 @@ def _print_limits(report: Report, console: Console) -> None:
 
 
 def _variant_table(report: Report) -> Table:
+    """One row per run, so that many variants stay readable on a narrow screen."""
     runs = [("baseline", report), *((variant.name, variant.report) for variant in report.variants)]
-    table = Table(title="What if", box=SIMPLE_HEAD, title_justify="left")
-    table.add_column("")
+    table = Table(
+        title="What if", box=SIMPLE_HEAD, title_justify="left", pad_edge=False,
+        collapse_padding=True,
+    )  # fmt: skip
+    table.add_column("", overflow="fold")
+    for heading in ("verdict", "tokens/s", "of base", "TTFT p50", "TTFT p99", "TPOT p50"):
+        table.add_column(heading, justify="left" if heading == "verdict" else "right", no_wrap=True)
+    has_unfinished = any(run.counts.finished < run.counts.offered for _, run in runs)
+    if has_unfinished:
+        table.add_column("finished", justify="right")
+    base = report.throughput.output_tokens_per_s
     for name, run in runs:
-        label = "" if run.mode == report.mode else f"\n({run.mode})"
-        table.add_column(escape(name) + label, justify="right")
-    for label, *cells in _variant_rows([run for _, run in runs]):
-        table.add_row(label, *cells)
-    return table
-
-
-def _variant_rows(runs: Sequence[Report]) -> list[list[str]]:
-    def busy(run: Report) -> str:
-        shares = [stage.busy_s / run.elapsed_s for stage in run.stages if run.elapsed_s]
-        return f"{min(shares):.0%} to {max(shares):.0%}" if shares else UNDEFINED
-
-    def verdict(run: Report) -> str:
+        tokens = run.throughput.output_tokens_per_s
         where = "" if run.verdict.stage is None else f" @{run.verdict.stage}"
-        return f"[{COLOURS[run.verdict.kind]}]{run.verdict.kind.value}{where}[/]"
-
-    tokens = [run.throughput.output_tokens_per_s for run in runs]
-    first = tokens[0]
-    return [
-        ["verdict", *map(verdict, runs)],
-        ["output tokens/s", *(rate(value, "").strip() for value in tokens)],
-        [
-            "  of the baseline",
-            *(f"{v / first:.2f} x" if v and first else UNDEFINED for v in tokens),
-        ],
-        ["requests/s", *(rate(run.throughput.requests_per_s, "").strip() for run in runs)],
-        ["finished", *(f"{run.counts.finished} of {run.counts.offered}" for run in runs)],
-        ["TTFT p50", *(_latency_cells(run.latency.ttft_s)[1] for run in runs)],
-        ["TTFT p99", *(_latency_cells(run.latency.ttft_s)[3] for run in runs)],
-        ["TPOT p50", *(_latency_cells(run.latency.tpot_s)[1] for run in runs)],
-        ["end to end p50", *(_latency_cells(run.latency.e2e_s)[1] for run in runs)],
-        ["stages busy", *map(busy, runs)],
-        ["KV peak", *(f"{run.kv.blocks_peak / run.kv.blocks_total:.0%}" for run in runs)],
-        ["preemptions", *(f"{run.kv.preemptions:,}" for run in runs)],
-        ["run time", *(duration(run.elapsed_s) for run in runs)],
-    ]
+        table.add_row(
+            escape(name if run.mode == report.mode else f"{name} ({run.mode})"),
+            f"[{COLOURS[run.verdict.kind]}]{run.verdict.kind.value.replace('_', ' ')}{where}[/]",
+            UNDEFINED if tokens is None else f"{tokens:,.4g}",
+            f"{tokens / base:.2f} x" if tokens and base else UNDEFINED,
+            _latency_cells(run.latency.ttft_s)[1],
+            _latency_cells(run.latency.ttft_s)[3],
+            _latency_cells(run.latency.tpot_s)[1],
+            *([f"{run.counts.finished} of {run.counts.offered}"] if has_unfinished else []),
+        )
+    return table

@@ -110,7 +110,9 @@ def test_overload_goes_before_everything_and_names_what_holds_the_ring_back() ->
         return verdict.evidence[3]
 
     assert "is KV: KV stopped 30.0% of micro-batches" in reason(facts(binding=KV_LIMITED))
-    assert "is link 1, busy 95.0%" in reason(facts(link_busy_shares=(0.1, 0.95)))
+    assert "is a link: link 1 carried bytes for 95.0%" in reason(
+        facts(link_busy_shares=(0.1, 0.95))
+    )
     assert "is one stage: stage 2 worked 95.0%" in reason(facts(0.5, 0.5, 0.95))
     assert "empty-handed 75.0%" in reason(facts(0.25, 0.25))
     assert "stopped filling" in reason(facts())
@@ -147,6 +149,26 @@ def test_a_link_that_is_busier_than_every_stage_is_the_bound() -> None:
     assert verdict.kind is VerdictKind.LINK_BOUND
     expected = "link 1 carried bytes for 90.0% of the time; the busiest stage worked 50.0%"
     assert verdict.evidence[0] == expected
+
+
+def test_a_link_that_blocks_its_sender_and_starves_its_receiver_is_the_bound() -> None:
+    late = stage(0.6, cause=Cause.UPSTREAM)
+    verdict = judge(facts(stages=(stage(0.6), stage(0.6, credit=0.3), late)))
+    assert verdict.kind is VerdictKind.LINK_BOUND
+    assert verdict.evidence[0] == (
+        "stage 1 waited 30.0% of the time for a credit over link 1, "
+        "while stage 2 waited 40.0% for what was on its way"
+    )
+    seldom = (stage(0.6, credit=0.19), late)
+    assert kind(facts(stages=seldom)) is VerdictKind.BALANCED
+    fed = (stage(0.6, credit=0.3), stage(0.91, cause=Cause.UPSTREAM))
+    assert kind(facts(stages=fed)) is VerdictKind.BOTTLENECKED
+
+
+def test_a_stage_blocked_by_a_full_neighbour_is_not_blocked_by_the_link() -> None:
+    slow = stage(0.95, cause=Cause.UPSTREAM)
+    verdict = judge(facts(stages=(stage(0.5, credit=0.4), slow)))
+    assert (verdict.kind, verdict.stage) == (VerdictKind.BOTTLENECKED, 1)
 
 
 def test_a_busy_link_beside_a_busier_stage_is_not_the_bound() -> None:
@@ -202,6 +224,11 @@ def test_busy_share_alone_does_not_decide() -> None:
     assert kind(facts()) is VerdictKind.BALANCED
     assert kind(facts(binding=PRESSED)) is VerdictKind.SATURATED
     assert kind(facts(binding=PRESSED, queue=GROWING)) is VerdictKind.OVERLOADED
+
+
+def test_a_ring_with_little_time_to_spare_is_not_starved() -> None:
+    assert kind(facts(0.84, 0.84, binding=FED)) is VerdictKind.STARVED
+    assert kind(facts(0.86, 0.86, binding=FED)) is VerdictKind.BALANCED
 
 
 def test_a_busy_ring_that_takes_all_that_comes_is_balanced() -> None:
