@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import pyarrow as pa
 
 from kvasir_core.causes import CauseClock
 from kvasir_core.meter import StageMeter
@@ -243,7 +242,7 @@ class Recorder:
                 row_column - decode_column.astype(np.int32),
                 decode_column.astype(np.int32),
                 spans_column.astype(np.int32),
-                pa.array(binding, pa.string()),
+                tables.texts(binding),
             ])  # fmt: skip
             self._write_stages(id_column)
             if not self._flushes & (self._flushes - 1):  # Flush 0, 1, 2, 4, 8, and so on.
@@ -283,8 +282,12 @@ class Recorder:
         """Members of the laps in the middle of this flush: enough for a picture, never all."""
         first = max(0, (len(self._batches) - PICTURE_LAPS) // 2)
         batches = self._batches[first : first + PICTURE_LAPS]
-        members = [(batch.id, *span[:4]) for batch in batches for span in batch.spans]
-        self._writers["spans"].write(list(zip(*members, strict=True)))
+        members = np.array(
+            [(batch.id, *span[:4]) for batch in batches for span in batch.spans], np.int64
+        )
+        ids, requests, positions, rows, is_decode = members.T
+        counts = (positions.astype(np.int32), rows.astype(np.int32))
+        self._writers["spans"].write([ids, requests, *counts, is_decode.astype(np.bool_)])
 
     def _write_stages(self, id_column: Ints) -> None:
         stages = self._plan.stages

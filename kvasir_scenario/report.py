@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import pyarrow as pa
 
 from kvasir_core.causes import Cause
 from kvasir_core.meter import StageMeter
@@ -323,13 +322,13 @@ def _notes(run: RunRecord, verdict: Verdict, latency: schema.LatenciesPart) -> l
 
 def request_columns(ledger: RequestLedger) -> Iterator[Sequence[Any]]:
     """`requests.parquet`, one row group at a time, ascending by request id."""
-    names = pa.array([*(reason.value for reason in REASONS), None], pa.string())
     slots_all = ledger.offered
     for at in range(0, slots_all.size, tables.ROW_GROUP_ROWS):
         slots = slots_all[at : at + tables.ROW_GROUP_ROWS]
         arrival, ended = ledger.arrival[slots], ledger.ended[slots]
         composed, first = ledger.composed[slots], ledger.first_token[slots]
-        is_done = np.isin(ledger.reasons[slots], COMPLETE)
+        codes = ledger.reasons[slots]
+        is_done = np.isin(codes, COMPLETE)
         tpot = np.full(slots.size, np.nan)
         is_paced = is_done & (ledger.tokens[slots] > 1)
         tpot[is_paced] = _tpot_ns(ledger, slots[is_paced]) / NANOS_PER_SECOND
@@ -340,8 +339,8 @@ def request_columns(ledger: RequestLedger) -> Iterator[Sequence[Any]]:
             ledger.tokens[slots],
             tables.seconds(np.where(composed == UNSET, NOT_YET, composed - arrival)),
             tables.seconds(np.where(first < 0, NOT_YET, first - arrival)),
-            pa.array(tpot, mask=~is_paced),
+            tables.numbers(tpot, ~is_paced),
             tables.seconds(np.where(is_done, ended - arrival, NOT_YET)),
-            names.take(pa.array(ledger.reasons[slots] % len(names), pa.int32())),
+            tables.texts(["" if code < 0 else REASONS[code] for code in codes], codes < 0),
             ledger.preemptions[slots],
         ]
