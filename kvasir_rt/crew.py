@@ -58,7 +58,7 @@ class Crew:
             Member(stage, stage not in options.remote) for stage in range(options.plan.stages)
         ]
         self.epoch = Epoch(0)
-        self.say: Callable[[str], None] = log.info  # Told in a sentence who has got further.
+        self.say: Callable[[str], object] = log.info  # Told in a sentence who has got further.
         self._control = control
         self._supervisor = supervisor
         self._traffic = traffic

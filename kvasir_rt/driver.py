@@ -34,6 +34,7 @@ from kvasir_core.events import (
 )
 from kvasir_core.microbatch import FinishReason
 from kvasir_core.ring import Ring
+from kvasir_core.statistics import RingStatistics
 from kvasir_core.units import MicroBatchId, Nanos, RequestId
 from kvasir_rt import frames, wire
 from kvasir_rt.laps import STAMPS, Flight, LapMeter
@@ -114,6 +115,15 @@ class Driver:
             self._tell(TimePassed())
         self._watch_for_stall()
 
+    def stop_recording(self) -> tuple[Nanos, RingStatistics]:
+        """Account everything up to now, let the recorder go, and say when that was."""
+        self._tell(TimePassed())
+        if self.recorder is not None:
+            for flight in self._open.values():
+                self.recorder.lost(flight.micro_batch, flight.composed, self.ring.now, [])
+        self.recorder = None
+        return self.ring.now, self.ring.statistics()
+
     # ------------------------------------------------------------------ requests
 
     def arrive(self, submission: Submission, why_closed: str = "") -> None:
@@ -126,9 +136,10 @@ class Driver:
             return
         self.live[request] = Live(submission, list(submission.prompt_ids))
         prompt = len(submission.prompt_ids)
+        now = self.now()
         if self.recorder is not None:
-            self.recorder.offered(request, self.now(), prompt)
-        self._tell(RequestArrived(request, prompt, submission.output_tokens_max))
+            self.recorder.offered(request, now, prompt)
+        self._tell(RequestArrived(request, prompt, submission.output_tokens_max), now)
 
     def cancel(self, request: RequestId, reason: FinishReason, detail: str = "") -> None:
         """End a request early; nothing happens if it has ended."""
@@ -152,8 +163,8 @@ class Driver:
 
     # ------------------------------------------------------------------ events and decisions
 
-    def _tell(self, event: RingEvent) -> list[RingDecision]:
-        now = self.now()
+    def _tell(self, event: RingEvent, now: Nanos | None = None) -> list[RingDecision]:
+        now = self.now() if now is None else now
         decisions = self.ring.handle(event, now)
         self.meter.causes.switch(self.ring.causes.cause, now)
         if self.log is not None:

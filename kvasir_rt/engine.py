@@ -12,12 +12,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from kvasir_core.errors import KvasirError
 from kvasir_core.microbatch import FinishReason
 from kvasir_core.queues import Predict
 from kvasir_core.ring import Ring
-from kvasir_core.units import RequestId
+from kvasir_core.statistics import RingStatistics
+from kvasir_core.units import Nanos, RequestId
 from kvasir_rt.driver import Driver
 from kvasir_rt.recording import RingRecorder
 from kvasir_rt.ring_errors import RingDown
@@ -26,11 +28,12 @@ from kvasir_rt.submission import Submission
 from kvasir_rt.switchboard import LineOptions, Switchboard
 
 TURN_MS_MAX = 100  # Watchdogs are looked at so often, whatever else happens.
-SNAPSHOT_WAIT_S = 2.0
-STALL_NS = 30_000_000_000  # Micro-batches are open and nobody has one: frames were lost.
+ANSWER_WAIT_S = 5.0
 ID_MAX = 1 << 31
 
 log = logging.getLogger("kvasir.ring")
+
+AnswerT = TypeVar("AnswerT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,7 @@ class Engine:
         """Where stages from elsewhere join."""
         return self._lines.endpoint
 
-    def start(self, progress: Callable[[str], None] | None = None) -> None:
+    def start(self, progress: Callable[[str], object] | None = None) -> None:
         """Spawn the stages, wait for those that join, and return when a lap could be made.
 
         Args:
@@ -133,24 +136,35 @@ class Engine:
         """A consistent view. Waits for the engine's thread, mostly well under a millisecond.
 
         Raises:
-            RingDown: The engine's thread has not answered in time, or is over.
+            RingDown: The engine's thread has not answered in time.
         """
+        return self._ask(self._snapshot)
+
+    def stop_recording(self) -> tuple[Nanos, RingStatistics]:
+        """End the record here: the recorder is told of all up to now and let go.
+
+        Returns:
+            When that was, and the ring's statistics then.
+
+        Raises:
+            RingDown: The engine's thread has not answered in time.
+        """
+        return self._ask(self.driver.stop_recording)
+
+    def _ask(self, question: Callable[[], AnswerT]) -> AnswerT:
+        """Have a question answered between two turns of the engine's thread."""
         if threading.current_thread() is self._thread or self._is_over.is_set():
-            return self._snapshot()
-        answers: deque[RingSnapshot] = deque()
+            return question()
+        answers: deque[AnswerT] = deque()
         is_done = threading.Event()
 
         def answer() -> None:
-            answers.append(self._snapshot())
+            answers.append(question())
             is_done.set()
 
         self._call(answer)
-        deadline = time.monotonic() + SNAPSHOT_WAIT_S
-        while not is_done.wait(0.05):
-            if self._is_over.is_set():
-                return self._snapshot()
-            if time.monotonic() > deadline:
-                raise RingDown(f"the engine did not answer within {SNAPSHOT_WAIT_S:g} s")
+        if not is_done.wait(ANSWER_WAIT_S):
+            raise RingDown(f"the engine did not answer within {ANSWER_WAIT_S:g} s")
         return answers[0]
 
     def close(self, drain_s: float = 0.0) -> None:

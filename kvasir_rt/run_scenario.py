@@ -1,0 +1,226 @@
+"""`kvasir-rt SCENARIO`: the simulator's question put to real stage processes.
+
+The same plan, policy and workload, in real time, and the same report: times are measured, links and
+costs of the scenario are the machine's own.
+"""
+
+import secrets
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import click
+
+from kvasir_core.units import nanos
+from kvasir_rt.engine import Engine, EngineOptions
+from kvasir_rt.member import CrewOptions
+from kvasir_rt.pacer import Pacer
+from kvasir_rt.ring_errors import RingDown
+from kvasir_rt.scenario_ring import RealRing, plan_layers, read_shape, ring_of
+from kvasir_rt.switchboard import LineOptions
+from kvasir_scenario.dump import to_yaml
+from kvasir_scenario.load import load_scenario
+from kvasir_scenario.recorder import Recorder
+from kvasir_scenario.report import Labels, write_report
+from kvasir_scenario.report_schema import Report, Variant
+from kvasir_scenario.run_dir import prepare_run_dir, write_whole
+from kvasir_scenario.schema import Scenario
+from kvasir_scenario.variants import variants_of
+from kvasir_scenario.workload import WorkloadFacts, build_workload
+
+Say = Callable[[str], object]  # `str` says nothing.
+
+
+def run_scenario(
+    scenario: Scenario,
+    out: Path | None = None,
+    *,
+    ring_for: Callable[[Scenario], RealRing] = ring_of,
+    speed: float = 1.0,
+    pin: bool = False,
+    csv: bool = False,
+    events: bool = False,
+    plots: bool = False,
+    say: Say = str,
+) -> Report:
+    """Run a scenario and its variants on real processes, one after another.
+
+    Args:
+        scenario: A valid scenario.
+        out: Directory for the result files; an earlier run there is replaced.
+        ring_for: Makes the ring of the scenario or of a variant.
+        speed: Arrivals and what clients do come so many times as fast.
+        pin: Each stage on its own core.
+        csv: Write each table as CSV too.
+        events: Write the core's event log.
+        plots: Draw the plots.
+        say: Told in sentences what goes on.
+
+    Raises:
+        ScenarioError: An input file is wrong, or something cannot be run for real.
+        RingDown: The ring did not start or gave up; what was recorded until then is written.
+    """
+    variants = [(name, variant, ring_for(variant)) for name, variant in variants_of(scenario)]
+    ring = ring_for(scenario)
+    pin = pin or scenario.runtime.pin
+    directory = None if out is None else prepare_run_dir(out)
+    one = RealRun(scenario, ring, directory, speed=speed, pin=pin, csv=csv, events=events)
+    report = one.run(say)
+    parts = []
+    for name, variant, variant_ring in variants:
+        say(f"variant {name}")
+        part = RealRun(variant, variant_ring, None, speed=speed, pin=pin).run(say)
+        parts.append(Variant(name=name, report=part))
+    report = report.model_copy(update={"variants": parts})
+    if directory is not None:
+        write_whole(directory / "scenario.yaml", to_yaml(scenario).encode())
+        if plots:
+            from kvasir_scenario.plots import write_plots
+
+            write_plots(directory, report)
+        write_report(directory, report)
+    if one.down_why:
+        raise RingDown(one.down_why)
+    return report
+
+
+class RealRun:
+    """One scenario on one ring, from spawning to the report."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        ring: RealRing,
+        out: Path | None,
+        *,
+        speed: float,
+        pin: bool,
+        csv: bool = False,
+        events: bool = False,
+    ) -> None:
+        self.down_why = ""
+        self._scenario = scenario
+        self._ring = ring
+        self._out = out
+        self._speed = speed
+        self._csv = csv
+        crew = CrewOptions(
+            plan=ring.plan, dtype=ring.dtype, compute=ring.compute, secret=secrets.token_hex(32)
+        )
+        log = out / "events.jsonl" if events and out is not None else None
+        self._options = EngineOptions(
+            lines=LineOptions(crew=crew, pin=pin), events=log, vocabulary=ring.vocabulary
+        )
+
+    def run(self, say: Say) -> Report:
+        """Start the ring, offer the workload, stop, and report."""
+        scenario, speed = self._scenario, self._speed
+        workload, facts = build_workload(scenario)
+        engine = Engine(self._options)
+        recorder = Recorder(
+            self._out,
+            self._ring.plan,
+            engine.ring.causes,
+            warmup_ns=round(nanos(scenario.run.warmup_s) / speed),
+            csv=self._csv,
+        )
+        engine.recorder = recorder
+        horizon_s = scenario.run.horizon_s
+        until_ns = None if horizon_s is None else round(nanos(horizon_s) / speed)
+        try:
+            engine.start(say)
+            if facts.failed_rows is not None:
+                arrivals = facts.failed_rows.arrival_ns
+                scaled = (arrivals / speed).round().astype(arrivals.dtype)
+                recorder.offered_many(replace(facts.failed_rows, arrival_ns=scaled))
+            pacer = Pacer(engine, scenario, workload, vocabulary=self._ring.vocabulary, speed=speed)
+            pacer.run(until_ns, _every_so_often(say))
+            end_ns, statistics = engine.stop_recording()
+            self.down_why = engine.driver.down_why
+        finally:
+            engine.close()
+        return recorder.close(end_ns, statistics, self._facts(facts, workload), self._labels())
+
+    def _facts(self, facts: WorkloadFacts, workload: object) -> WorkloadFacts:
+        clipped = getattr(workload, "clipped", None)  # A closed loop counts while it sends.
+        return facts if clipped is None else replace(facts, clipped=clipped)
+
+    def _labels(self) -> Labels:
+        scenario = self._scenario
+        notes = ["stages are real processes; link and cost settings of the scenario are not used"]
+        if self._speed != 1:
+            notes.append(
+                f"arrivals, thinking and cancels came {self._speed:g} times as fast as the "
+                "scenario says"
+            )
+        return Labels(
+            name=scenario.name,
+            mode="measured",
+            seed=scenario.run.seed,
+            slo_ttft_s=scenario.slo.ttft_s,
+            slo_tpot_s=scenario.slo.tpot_s,
+            provenance="measured",
+            notes=tuple(notes),
+        )
+
+
+def _every_so_often(say: Say) -> Callable[[int], None]:
+    """Speak when the count has grown by a tenth, or by 100."""
+    spoken = 0
+
+    def tell(ended: int) -> None:
+        nonlocal spoken
+        if ended >= spoken + max(1, min(100, spoken // 10)):
+            spoken = ended
+            say(f"{ended} requests have ended")
+
+    return tell
+
+
+@click.command("run")
+@click.argument("scenario", type=click.Path(path_type=Path))
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set a key, as YAML.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Overrides run.seed.")
+@click.option("--out", type=click.Path(path_type=Path), help="Run directory [runs/NAME].")
+@click.option("--speed", type=click.FloatRange(0.001, 1000), default=1.0, show_default=True)
+@click.option("--device", help="For every stage: cpu, cuda:0 [as the scenario says].")
+@click.option("--pin", is_flag=True, help="Each stage on a processor core of its own.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON and nothing else.")
+@click.option("--quiet", is_flag=True, help="Print nothing but errors; write the files.")
+@click.option("--csv", is_flag=True, help="Write each table as CSV too.")
+@click.option("--events", is_flag=True, help="Write the scheduler's event log, events.jsonl.")
+@click.option("--plots/--no-plots", default=True, help="Draw the plots (PNG) [yes].")
+def command(
+    scenario: Path,
+    settings: tuple[str, ...],
+    seed: int | None,
+    out: Path | None,
+    speed: float,
+    device: str | None,
+    pin: bool,
+    as_json: bool,
+    quiet: bool,
+    csv: bool,
+    events: bool,
+    plots: bool,
+) -> None:
+    """Run SCENARIO on real stage processes; write its tables, plots and report."""
+    if device is not None:
+        settings = (*settings, f"runtime.device={device}")
+    loaded = load_scenario(
+        scenario, settings, seed=seed, planner=plan_layers, read_shape=read_shape
+    )
+    directory = Path("runs") / loaded.name if out is None else out
+    say: Say = str if quiet else partial(print, file=sys.stderr)
+    report = run_scenario(
+        loaded, directory, speed=speed, pin=pin, csv=csv, events=events, plots=plots, say=say
+    )
+    if as_json:
+        click.echo(report.to_json(), nl=False)
+    elif not quiet:
+        from kvasir_scenario.terminal import print_report
+
+        print_report(report)
+        click.echo(f"Files: {directory}/ (report.json, *.parquet{', *.png' if plots else ''})")
