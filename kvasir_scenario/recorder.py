@@ -265,17 +265,18 @@ class Recorder:
             started, ended, sent = (
                 stamps[STAMPS * stage + part :: width] for part in range(1, STAMPS)
             )
-            composed_here, rows_here = composed, rows
-            if self._has_cut:
-                here = [lap for lap, start in enumerate(started) if start >= 0]
-                started = [started[lap] for lap in here]
-                ended = [ended[lap] if ended[lap] >= 0 else -1 - ended[lap] for lap in here]
-                sent = [sent[lap] if sent[lap] >= 0 else -1 - sent[lap] for lap in here]
-                composed_here = [composed[lap] for lap in here]
-                rows_here = [rows[lap] for lap in here]
-            meter.add(started, ended, sent, composed_here, self._causes)
             meter.micro_batches += len(started)
-            meter.rows += sum(rows_here)
+            meter.rows += sum(rows)
+            if self._has_cut:
+                # What a stage never got is nothing done at the cut: until then it was on its way.
+                missed = [lap for lap, start in enumerate(started) if start < 0]
+                meter.micro_batches -= len(missed)
+                meter.rows -= sum(rows[lap] for lap in missed)
+                started, ended, sent = (
+                    [time if time >= 0 else -1 - time for time in times]
+                    for times in (started, ended, sent)
+                )
+            meter.add(started, ended, sent, composed, self._causes)
         self._causes.drain_before(min(meter.accounted_until for meter in self._meters))
 
     def _write_spans(self) -> None:

@@ -21,7 +21,6 @@ from kvasir_core.units import Epoch, MicroBatchId, Nanos, RequestId
 from kvasir_core.verdict import VerdictKind
 from kvasir_scenario import recorder as recorder_module
 from kvasir_scenario import tables
-from kvasir_scenario.ledger import RequestLedger
 from kvasir_scenario.recorder import Recorder
 from kvasir_scenario.report import Labels
 from kvasir_scenario.report_schema import Report
@@ -210,6 +209,9 @@ def test_a_lost_micro_batch_keeps_its_stages_busy_until_it_was_lost(out: Path) -
     report = recorder.close(50, done, Facts(), LABELS)
     assert [round(stage.busy_s * 1e9) for stage in report.stages] == [20, 15, 10]
     assert [stage.micro_batches for stage in report.stages] == [2, 2, 1]
+    assert [stage.rows for stage in report.stages] == [2, 2, 1]
+    assert round(report.stages[2].starved_by.upstream * 1e9) == 15 + 20  # On its way, until cut.
+    assert round(report.stages[2].starved_by.no_demand * 1e9) == 5
     assert report.micro_batches == 2
     assert pd.isna(frame(out, "micro_batches")["returned_s"].iloc[0])
     stages = frame(out, "stages")
@@ -262,32 +264,6 @@ def test_requests_after_the_end_were_never_offered(out: Path) -> None:
     report = HandRing(plan_of(), (1.0, 1.0), out).run(requests, bulk=True, horizon_s=20)
     assert (report.counts.offered, report.counts.finished, report.counts.failed) == (2, 1, 1)
     assert frame(out, "requests")["request_id"].tolist() == [0, 1]
-
-
-def test_request_ids_may_start_anywhere_and_have_holes() -> None:
-    ledger = RequestLedger(0)
-    ledger.offer(np.array([1_000_007, 1_000_002]), np.array([4, 3]), np.array([1, 1]))
-    ledger.offer(np.array([1_000_000, 1_000_009]), np.array([9, 9]), np.array([2, 2]))
-    assert (ledger.offered + ledger.base).tolist() == [1_000_000, 1_000_002, 1_000_007, 1_000_009]
-    assert ledger.arrival[ledger.offered].tolist() == [9, 3, 4, 9]
-    with pytest.raises(ValueError, match="too far apart"):
-        ledger.offer(np.array([1 << 40]), np.array([1]), np.array([1]))
-    with pytest.raises(AssertionError, match="offered twice"):
-        ledger.offer(np.array([1_000_002]), np.array([1]), np.array([1]))
-
-
-def test_gaps_between_tokens_survive_the_end_of_an_update() -> None:
-    ledger = RequestLedger(0)
-    ledger.offer(np.array([0, 70_000]), np.array([0, 0]), np.array([1, 1]))
-    ledger.deliver(np.array([0, 70_000, 0]), np.array([10, 10, 13]))
-    ledger.deliver(np.array([70_000, 0]), np.array([30, 33]))
-    assert ledger.gaps.count == 3
-    assert ledger.gaps.total_ns == (13 - 10) + (30 - 10) + (33 - 13)
-    assert ledger.first_token[[0, 70_000]].tolist() == [10, 10]
-    assert ledger.tokens[[0, 70_000]].tolist() == [3, 2]
-    ledger.end(np.array([0]), np.array([33]), np.array([0], np.int8))
-    with pytest.raises(AssertionError, match="ended twice"):
-        ledger.end(np.array([0]), np.array([33]), np.array([0], np.int8))
 
 
 # ---------------------------------------------------------------------- files
