@@ -8,6 +8,7 @@ A test holds both to the same stamps.
 
 from collections import deque
 from collections.abc import Callable
+from itertools import pairwise
 
 import simpy
 
@@ -19,16 +20,24 @@ from kvasir_sim.pipeline import Clock, Flight, Recurring
 class Hop:
     """A stage and the link behind it."""
 
-    __slots__ = ("bandwidth", "free_at", "latency", "link", "link_free_at", "occupies", "starts")
+    __slots__ = (
+        "busy_ns", "following", "free_at", "has_bytes", "is_return", "latency_ns", "link",
+        "link_free_at", "occupies", "starts",
+    )  # fmt: skip
 
-    def __init__(self, link: LinkCost, turnaround_ns: int, credits_: int | None) -> None:
+    def __init__(self, link: LinkCost, credits_: int | None) -> None:
         self.link = link
-        self.latency = link.latency_ns + turnaround_ns
-        self.bandwidth = link.bandwidth_bytes_per_s is not None
+        self.latency_ns = link.latency_ns
+        self.has_bytes = link.bandwidth_bytes_per_s is not None
         self.occupies = link.occupies_sender
+        self.is_return = False
         self.free_at = 0  # When the stage can take the next micro-batch.
         self.link_free_at = 0  # When the last byte of the last micro-batch is out.
-        self.starts: deque[int] | None = None if credits_ is None else deque(maxlen=credits_)
+        self.busy_ns = 0  # Time that bytes were on the link.
+        # When this stage started the last `credits` micro-batches: the first of them had the slot
+        # that the next one gets. None: any number may wait here.
+        self.starts = None if credits_ is None else deque([0] * credits_, maxlen=credits_)
+        self.following: deque[int] | None = None  # `starts` of the next stage.
 
 
 class Conveyor:
@@ -42,32 +51,36 @@ class Conveyor:
         turnaround_ns: int,
         on_return: Callable[[Flight], None],
     ) -> None:
-        last = plan.stages - 1
         self._env = env
         self._on_return = on_return
-        self._hops = [
-            Hop(link, turnaround_ns if k == last else 0, plan.credits if k else None)
-            for k, link in enumerate(links)
-        ]
-        self._is_plain = all(
-            not (hop.latency or hop.bandwidth or hop.starts is not None) for hop in self._hops
-        )
+        self._hops = hops = [Hop(link, plan.credits if k else None) for k, link in enumerate(links)]
+        for hop, following in pairwise(hops):
+            hop.following = following.starts
+        hops[-1].is_return = True
+        hops[-1].latency_ns += turnaround_ns
+        is_plain = not any(hop.latency_ns or hop.has_bytes or hop.following for hop in hops)
+        self._lap = self._plain_lap if is_plain else self._any_lap
+        self._free_at = [0] * plan.stages  # As `Hop.free_at`, of a plain ring.
         self._flying: deque[tuple[int, Flight]] = deque()  # When it is back; in that order.
         self._event = Recurring(env, self._returned)  # For the first of them.
-        self.link_busy_ns = [0] * plan.stages
 
     @property
     def latency_ns(self) -> int:
         """What a message without bytes needs for a lap."""
-        return sum(hop.latency for hop in self._hops)
+        return sum(hop.latency_ns for hop in self._hops)
+
+    @property
+    def link_busy_ns(self) -> list[int]:
+        """Per hop, how long bytes were on it."""
+        return [hop.busy_ns for hop in self._hops]
 
     def submit(self, flight: Flight) -> None:
-        """Put a fresh micro-batch into the head's input."""
-        now = self._env.now
-        back = self._plain_lap(flight, now) if self._is_plain else self._lap(flight, now)
-        self._flying.append((back, flight))
-        if len(self._flying) == 1:
-            self._event.again(back - now)
+        """Put a fresh micro-batch into the head's input; it was composed now."""
+        back = self._lap(flight, flight.composed)
+        flying = self._flying
+        flying.append((back, flight))
+        if len(flying) == 1:
+            self._event.again(back - flight.composed)
 
     def _returned(self, _: simpy.Event) -> None:
         flying = self._flying
@@ -78,44 +91,34 @@ class Conveyor:
 
     def _plain_lap(self, flight: Flight, here: int) -> int:
         """Free links and unbounded inputs: only the stages take time."""
-        stamps = flight.stamps
-        for hop, hold in zip(self._hops, flight.holds, strict=True):
-            start = hop.free_at
+        stamps, free_at = flight.stamps, self._free_at
+        for stage, hold in enumerate(flight.holds):
+            start = free_at[stage]
             if start < here:  # noqa: PLR1730 - a call of `max` costs three times as much.
                 start = here
-            hop.free_at = end = start + hold
+            free_at[stage] = end = start + hold
             stamps += (here, start, end, end)
             here = end
         return here
 
-    def _lap(self, flight: Flight, here: int) -> int:
-        hops, stamps, batch = self._hops, flight.stamps, flight.batch
-        last = len(hops) - 1
-        rows = batch.row_count
-        for index, hop in enumerate(hops):
-            if index == last:
-                rows = batch.decodes + len(batch.completing)
-            transfer = hop.link.transfer_ns(rows) if hop.bandwidth else 0
+    def _any_lap(self, flight: Flight, here: int) -> int:
+        stamps, batch = flight.stamps, flight.batch
+        for hop, hold in zip(self._hops, flight.holds, strict=True):
             start = max(here, hop.free_at)
             if hop.starts is not None:
                 hop.starts.append(start)
-            end = start + flight.holds[index]
-            if hop.occupies:
-                end += transfer
-                transfer = 0
-            sent = end
-            if index < last:
-                starts = hops[index + 1].starts
-                if starts is not None and len(starts) == starts.maxlen:
-                    sent = max(sent, starts[0])  # The slot of the one `credits` before it.
+            end = start + hold
+            transfer = 0
+            if hop.has_bytes:
+                outputs = batch.decodes + len(batch.completing)
+                transfer = hop.link.transfer_ns(outputs if hop.is_return else batch.row_count)
+                if hop.occupies:
+                    end += transfer
+                    transfer = 0
+            sent = end if hop.following is None else max(end, hop.following[0])
             hop.free_at = sent
             stamps += (here, start, end, sent)
-            hop.link_free_at = max(sent, hop.link_free_at) + transfer
-            self.link_busy_ns[index] += transfer
-            here = hop.link_free_at + hop.latency
+            hop.busy_ns += transfer
+            hop.link_free_at = out = max(sent, hop.link_free_at) + transfer
+            here = out + hop.latency_ns
         return here
-
-    def partial_stamps(self, flight: Flight, now: int) -> list[int]:
-        """Stamps of an unfinished lap; the recorder leaves out what lies after `now`."""
-        del now
-        return flight.stamps

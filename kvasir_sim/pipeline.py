@@ -16,7 +16,8 @@ from simpy.events import NORMAL
 from kvasir_core import MicroBatch, Plan, RequestId
 from kvasir_sim.links import LinkCost
 
-NO_RELEASES: tuple[tuple[RequestId, ...], ...] = ()
+Releases = tuple[tuple[RequestId, ...], ...]
+NO_RELEASES: Releases = ()
 Callback = Callable[[simpy.Event], None]
 
 
@@ -37,16 +38,16 @@ class Clock(simpy.Environment):
 class Flight:
     """A micro-batch on its lap, with its stamps: received, start, end, sent per stage so far."""
 
-    __slots__ = ("after", "batch", "before", "composed", "holds", "received", "stamps", "start")
+    __slots__ = ("after", "batch", "before", "composed", "holds", "stamps")
 
-    def __init__(self, batch: MicroBatch, composed: int, holds: Sequence[int]) -> None:
+    def __init__(
+        self, batch: MicroBatch, composed: int, holds: Sequence[int], before: Releases = NO_RELEASES
+    ) -> None:
         self.batch = batch
         self.composed = composed
         self.holds = holds
-        self.received = composed
-        self.start = 0
         self.stamps: list[int] = []
-        self.before = NO_RELEASES  # Releases that travel in front of it,
+        self.before = before  # Releases that travel in front of it,
         self.after = NO_RELEASES  # and behind it.
 
 
@@ -155,7 +156,8 @@ class Stage:
 
     def receive(self, flight: Flight) -> None:
         """A micro-batch arrived in the input."""
-        flight.received = now = self._env.now
+        now = self._env.now
+        flight.stamps.append(now)
         if self._flight is None:
             self._start(flight, now)
         else:
@@ -163,7 +165,7 @@ class Stage:
 
     def _start(self, flight: Flight, now: int) -> None:
         self._flight = flight
-        flight.start = now
+        flight.stamps.append(now)
         hold = flight.holds[self.index]
         if self.slower != 1.0:
             hold = round(hold * self.slower)
@@ -184,13 +186,12 @@ class Stage:
             return  # Of a computation that was lost with its epoch.
         flight, now, following = self._flight, self._env.now, self.next
         assert flight is not None
+        flight.stamps.append(now)
         if following is not None:
             if following.slots <= 0:
                 self.is_blocked = True
-                flight.stamps += (flight.received, flight.start, now)
                 return
             following.slots -= 1
-        flight.stamps += (flight.received, flight.start, now, now)
         self._hand_over(flight, following, now)
 
     def unblock(self) -> None:
@@ -200,10 +201,10 @@ class Stage:
         assert following is not None
         self.is_blocked = False
         following.slots -= 1
-        flight.stamps.append(now)
         self._hand_over(flight, following, now)
 
     def _hand_over(self, flight: Flight, following: "Stage | None", now: int) -> None:
+        flight.stamps.append(now)
         if self._queue:
             self._start(self._queue.popleft(), now)
         else:
@@ -212,16 +213,8 @@ class Stage:
             self.link.send(flight, self._pipeline.rows_on_hop(self.index, flight.batch))
         elif following is None:
             self._pipeline.on_return(flight)
-        elif following._flight is None:  # noqa: SLF001 - a stage among stages, on the hot path.
-            flight.received = now
-            following._start(flight, now)  # noqa: SLF001
         else:
-            flight.received = now
-            following._queue.append(flight)  # noqa: SLF001
-
-    def in_hand(self) -> Flight | None:
-        """The micro-batch that it computes or is blocked with."""
-        return self._flight
+            following.receive(flight)
 
     def clear(self, slots: int) -> None:
         """Drop everything; a computation under way is lost."""
@@ -293,17 +286,6 @@ class Pipeline:
         """Route through every link from now on, also through those that took no time."""
         for stage, link in zip(self.stages, self.links, strict=True):
             stage.link = link
-
-    def partial_stamps(self, flight: Flight, now: int) -> list[int]:
-        """Stamps of an unfinished lap, as if the stage that holds it had sent it now."""
-        stamps = list(flight.stamps)
-        for stage in self.stages:
-            if stage.in_hand() is flight:
-                if stage.is_blocked:
-                    stamps.append(now)
-                else:
-                    stamps += (flight.received, flight.start, now, now)
-        return stamps
 
     def clear(self) -> None:
         """Everything in the ring is lost."""

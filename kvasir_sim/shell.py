@@ -36,7 +36,7 @@ from kvasir_scenario.recorder import Recorder
 from kvasir_sim.conveyor import Conveyor
 from kvasir_sim.costs.base import CostModel
 from kvasir_sim.links import LinkCost
-from kvasir_sim.pipeline import NO_RELEASES, Clock, Flight, Pipeline, Recurring
+from kvasir_sim.pipeline import NO_RELEASES, Clock, Flight, Pipeline, Recurring, Releases
 from kvasir_sim.stage_times import StageTimeSampler
 
 SAMPLED_LAPS = 2048  # Queue and KV are plotted lap by lap in short runs,
@@ -133,15 +133,12 @@ class Shell:
         if releases:
             self._release(releases)
 
-    def _launch(
-        self, batch: MicroBatch, now: int, releases: tuple[tuple[RequestId, ...], ...]
-    ) -> None:
-        flight = Flight(batch, now, self._costs.holds(batch))
-        flight.before = releases
+    def _launch(self, batch: MicroBatch, now: int, releases: Releases) -> None:
+        flight = Flight(batch, now, self._costs.holds(batch), releases)
         self._open[batch.id] = flight
         self.carrier.submit(flight)
 
-    def _release(self, releases: tuple[tuple[RequestId, ...], ...]) -> None:
+    def _release(self, releases: Releases) -> None:
         """Send releases behind the last micro-batch in the ring; alone they cost only latency."""
         if self._open:
             next(reversed(self._open.values())).after += releases
@@ -194,6 +191,5 @@ class Shell:
     def cut(self, now: int) -> None:
         """Record what is in the ring as lost: its epoch ended, or the run did."""
         for flight in self._open.values():
-            stamps = self.carrier.partial_stamps(flight, now)
-            self.recorder.lost(flight.batch, flight.composed, now, stamps)
+            self.recorder.lost(flight.batch, flight.composed, now, flight.stamps)
         self._open.clear()

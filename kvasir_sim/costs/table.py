@@ -81,6 +81,8 @@ class TableCosts:
         self._depths = tuple(dict.fromkeys(self._layers[:-1]))
         self._place = tuple(self._depths.index(depth) for depth in self._layers[:-1])
         self._senders = len(self._place)
+        # Without prompt chunks the holds follow from two small numbers, and are looked up again.
+        self._decode_only: dict[tuple[int, int], Sequence[int]] = {}
 
     def check_plan(self, plan: Plan) -> None:
         """Refuses a plan whose widths the tables do not cover.
@@ -104,36 +106,42 @@ class TableCosts:
                 )
 
     def holds(self, micro_batch: MicroBatch) -> Sequence[int]:
-        decodes = micro_batch.decodes
-        rows = micro_batch.rows
-        chunks = len(rows) - decodes
-        blocks = squares = 0
-        if chunks:
-            kv_multiple = self._kv_multiple
-            for start in micro_batch.starts[decodes:]:
-                blocks += -(-start // kv_multiple)
-            for length in rows[decodes:]:
-                squares += length * length
+        decodes, context = micro_batch.decodes, micro_batch.decode_context
+        kv_multiple = self._kv_multiple
+        context_blocks = -(-(context // decodes) // kv_multiple) if decodes else 0
+        if micro_batch.row_count == decodes:
+            key = (decodes, context_blocks)
+            known = self._decode_only.get(key)
+            if known is None:
+                known = self._holds(decodes, decodes, context_blocks, 0, 0, 0)
+                self._decode_only[key] = known
+            return known
+        lengths = micro_batch.rows[decodes:]
         return self._holds(
-            micro_batch.row_count, decodes, micro_batch.decode_context, chunks, blocks, squares
+            micro_batch.row_count,
+            decodes,
+            context_blocks,
+            len(lengths),
+            sum(-(-start // kv_multiple) for start in micro_batch.starts[decodes:]),
+            sum(length * length for length in lengths),
         )
 
     def _holds(
-        self, rows: int, decodes: int, context: int, chunks: int, blocks: int, squares: int
+        self, rows: int, decodes: int, context_blocks: int, chunks: int, blocks: int, squares: int
     ) -> list[int]:
         try:
             layer_ms = self._tokens[rows]
             send_ms = self._send[rows]
             if decodes:
-                attention = self._decode[decodes][-(-(context // decodes) // self._kv_multiple)]
+                attention = self._decode[decodes][context_blocks]
                 layer_ms += attention * self._several_factor if decodes > 1 else attention
             if chunks:
                 attention = self._prefill[blocks][round(math.sqrt(squares))]
                 layer_ms += attention * self._several_factor if chunks > 1 else attention
         except IndexError:
             raise ScenarioError(
-                f"{self._source}: a micro-batch of {rows} rows ({decodes} decodes of summed "
-                f"context {context}; {chunks} prompt chunks behind {blocks} blocks of KV, "
+                f"{self._source}: a micro-batch of {rows} rows ({decodes} decodes with a mean of "
+                f"{context_blocks} blocks; {chunks} prompt chunks behind {blocks} blocks of KV, "
                 f"root of squared lengths {round(math.sqrt(squares))}) is outside the tables: "
                 f"rows up to {self._rows_max}, decodes up to {len(self._decode) - 1}, blocks up "
                 f"to {len(self._prefill) - 1}; lower the widths or give a larger table"
@@ -151,7 +159,7 @@ class TableCosts:
             self._holds(
                 decodes + chunk_rows,
                 decodes,
-                decode_context,
+                -(-(decode_context // decodes) // self._kv_multiple) if decodes else 0,
                 1 if chunk_rows else 0,
                 -(-chunk_start // self._kv_multiple),
                 chunk_rows * chunk_rows,
