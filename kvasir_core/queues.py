@@ -187,6 +187,7 @@ class Queues:
         self.releasing.clear()
         for request in self.waiting:
             request.blocks = request.in_flight = 0
+            request.scheduled = request.returned = 0  # What a prefix cache held is gone too.
         self.blocks_free = self.plan.kv_blocks
         self.open_count = 0
         return losses

@@ -59,15 +59,23 @@ def test_greedy_starves_prompts_while_decodes_fill_the_width() -> None:
     )
 
 
-def gathered(packer: str, *prompts: int, output: int = 9, **widths: int) -> Ring:
+def gathered(packer: str, *prompts: int, row_width: int = 4, micro_batch_width: int = 4) -> Ring:
     """A ring of window 1 into which requests 0, 1, ... come back last first, the first still open.
 
     Each went alone into its own micro-batch while the window was wide; then the window shrank.
     """
     count = len(prompts)
-    ring = Ring(plan_of(packer, window=count, window_auto=True, **widths))
+    ring = Ring(
+        plan_of(
+            packer,
+            window=count,
+            window_auto=True,
+            row_width=row_width,
+            micro_batch_width=micro_batch_width,
+        )
+    )
     for request, prompt in enumerate(prompts):
-        assert len(launches(tell(ring, arrived(request, prompt, output)))) == 1
+        assert len(launches(tell(ring, arrived(request, prompt, output=9)))) == 1
     tell(ring, measured([5, 0], [0, 0]))
     assert ring.statistics().window == 1
     for micro_batch in range(count - 1, 0, -1):
