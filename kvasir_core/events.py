@@ -15,6 +15,7 @@ class RequestArrived(NamedTuple):
     request: RequestId
     prompt_tokens: int
     output_tokens_max: int
+    cached_tokens: int = 0  # Leading prompt rows whose KV a prefix cache holds on every stage.
 
 
 class RequestCancelled(NamedTuple):

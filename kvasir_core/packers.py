@@ -58,8 +58,8 @@ def fill_with_prompts(
             return Composition(decodes, chunks, rows_cap)
         if running >= plan.running_max:
             return Composition(decodes, chunks, BindingLimit.RUNNING_CAP)
-        rows = request.prompt + request.given
-        blocks = blocks_for(rows, plan.kv_block)
+        rows = request.target - request.scheduled
+        blocks = blocks_for(request.target, plan.kv_block)
         # Room for one block of growth per running request, or the newcomer is evicted at once.
         if blocks + running > free:
             return Composition(decodes, chunks, BindingLimit.KV)
@@ -134,7 +134,7 @@ def can_admit(queues: Queues) -> bool:
     if not queues.waiting or queues.is_first_releasing:
         return False
     request = queues.waiting[0]
-    blocks = blocks_for(request.prompt + request.given, queues.plan.kv_block)
+    blocks = blocks_for(request.target, queues.plan.kv_block)
     has_blocks = blocks + queues.running <= queues.blocks_free
     return has_blocks and queues.running < queues.plan.running_max
 

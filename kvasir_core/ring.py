@@ -152,16 +152,19 @@ class Ring:
         return [batch for batch, _ in self._open.values()]
 
     def _request_arrived(self, event: RequestArrived) -> Orders:
-        id_, prompt, output_max = event
+        id_, prompt, output_max, cached = event
         self._require(id_ not in self._requests and id_ not in self._queues.releasing, event)
-        self._require(prompt >= 1 and output_max >= 1, event)
+        self._require(0 <= cached < prompt and output_max >= 1, event)
         order = self._tally.offered
         self._tally.offered += 1
         why = self.plan.why_never(prompt + output_max)
         if why:
             self._tally.ended[FinishReason.REFUSED] += 1
             return [Refuse(id_, why)]
-        request = Request(id=id_, order=order, prompt=prompt, output_max=output_max, target=prompt)
+        request = Request(
+            id=id_, order=order, prompt=prompt, output_max=output_max, target=prompt,
+            scheduled=cached, returned=cached,
+        )  # fmt: skip
         self._requests[id_] = request
         self._queues.waiting.append(request)
         return []

@@ -1,6 +1,6 @@
 """Slow actors that bring requests: a trace's pump, users in a closed loop, clients that leave."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import simpy
@@ -15,7 +15,14 @@ from kvasir_sim.shell import Shell
 class OpenLoop:
     """Offers requests at their times, whatever becomes of them; arrivals come before returns."""
 
-    def __init__(self, shell: Shell, requests: Requests, horizon_ns: int | None) -> None:
+    def __init__(
+        self,
+        shell: Shell,
+        requests: Requests,
+        horizon_ns: int | None,
+        cached: Sequence[int] | None = None,
+    ) -> None:
+        """Offer `requests` up to the horizon; `cached` rows of each are in a prefix cache."""
         if horizon_ns is not None:
             requests = requests.take(np.flatnonzero(requests.arrival_ns <= horizon_ns))
         shell.recorder.offered_many(requests)
@@ -26,6 +33,7 @@ class OpenLoop:
         self._arrivals = requests.arrival_ns.tolist()
         self._prompts = requests.prompt_tokens.tolist()
         self._outputs = requests.output_tokens.tolist()
+        self._cached = cached
         cancels = requests.cancel_ns
         self._cancels = None if cancels is None else cancels.tolist()
         self._deadline = requests.deadline_ns
@@ -54,7 +62,9 @@ class OpenLoop:
                 leave_at(shell, request, self._cancels[index] - now, FinishReason.CANCELLED)
             if self._deadline is not None:
                 leave_at(shell, request, self._deadline, FinishReason.DEADLINE)
-            shell.tell(RequestArrived(request, self._prompts[index], self._outputs[index]))
+            cached = 0 if self._cached is None else self._cached[index]
+            prompt, output = self._prompts[index], self._outputs[index]
+            shell.tell(RequestArrived(request, prompt, output, cached))
             index += 1
             self._next = index
         if index < self.count:

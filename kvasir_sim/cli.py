@@ -100,12 +100,12 @@ def simulate_command(
 ) -> None:
     """Simulate SCENARIO; write its tables, plots and report; print the verdict first."""
     from kvasir_scenario.load import load_scenario
-
-    loaded = load_scenario(scenario, settings, seed=seed)
-    directory = Path("runs") / loaded.name if out is None else out
+    from kvasir_sim.planner import auto_layers
     from kvasir_sim.progress import progress_bar
     from kvasir_sim.run import run
 
+    loaded = load_scenario(scenario, settings, seed=seed, planner=auto_layers)
+    directory = Path("runs") / loaded.name if out is None else out
     with progress_bar(loaded, is_shown=not (quiet or as_json)) as progress:
         result = run(
             loaded, directory, csv=csv, events=events, plots=plots, processes=processes,

@@ -15,6 +15,7 @@ from kvasir_scenario.report_schema import Report, Variant
 from kvasir_scenario.run_dir import prepare_run_dir, write_whole
 from kvasir_scenario.schema import Scenario
 from kvasir_scenario.variants import variants_of
+from kvasir_sim.planner import auto_layers
 from kvasir_sim.simulate import Progress, simulate
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def run(
         ScenarioError: An input file is wrong.
     """
     if not isinstance(scenario, Scenario):
-        scenario = load_scenario(Path(scenario), overrides, seed=seed)
+        scenario = load_scenario(Path(scenario), overrides, seed=seed, planner=auto_layers)
     elif overrides or seed is not None:
         raise ValueError("overrides and seed go with a scenario file, not with a loaded scenario")
     variants = variants_of(scenario)
@@ -115,6 +116,6 @@ def run(
         if plots:
             from kvasir_scenario.plots import write_plots
 
-            write_plots(directory)
+            write_plots(directory, report)
         write_report(directory, report)
     return Result(report, directory)

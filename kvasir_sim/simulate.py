@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -18,6 +19,8 @@ from kvasir_sim.costs import build_costs
 from kvasir_sim.faults import RingFaults
 from kvasir_sim.links import build_links
 from kvasir_sim.pipeline import Clock
+from kvasir_sim.planner import auto_layers
+from kvasir_sim.prefix_cache import cached_tokens
 from kvasir_sim.shell import Shell
 
 Progress = Callable[[int, int], None]
@@ -37,7 +40,7 @@ class Simulation:
         progress: Progress | None = None,
     ) -> None:
         self._scenario = scenario
-        plan = plan_of(scenario)
+        plan = plan_of(scenario, auto_layers)
         self._costs = costs = build_costs(scenario, plan)
         self._workload, self._facts = build_workload(scenario)
         predict = costs.predict if scenario.policy.packer == "cohort" else None
@@ -64,6 +67,8 @@ class Simulation:
             provenance=costs.provenance,
             cost_notes=tuple(costs.describe()),
         )
+        if isinstance(self._workload, ClosedLoop):  # It cuts prompts as it draws them.
+            self._facts = replace(self._facts, clipped=self._workload.clipped)
         return self._recorder.close(
             end,
             self._ring.statistics(),
@@ -77,11 +82,12 @@ class Simulation:
         shell, workload, scenario = self._shell, self._workload, self._scenario
         env, horizon_s = shell.env, scenario.run.horizon_s
         horizon = None if horizon_s is None else nanos(horizon_s)
+        cached = cached_tokens(scenario, workload)
         actor: OpenLoop | ClosedUsers
         if isinstance(workload, ClosedLoop):
             actor = ClosedUsers(shell, workload)
         else:
-            actor = OpenLoop(shell, workload, horizon)
+            actor = OpenLoop(shell, workload, horizon, cached)
         if self._facts.failed_rows is not None:
             OpenLoop.record_failed(shell, self._facts.failed_rows, horizon)
         shell.is_exhausted = lambda: actor.is_exhausted
