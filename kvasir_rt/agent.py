@@ -23,7 +23,7 @@ from kvasir_rt.link import Admission, CurveKeys, Inbox, Outlet, Traffic, open_so
 from kvasir_rt.ring_errors import JoinError, WireError
 
 BEAT_NS = 200_000_000
-SILENCE_NS = 10_000_000_000  # Twenty pulses of the bridge.
+SILENCE_NS = 5_000_000_000  # Ten pulses of the bridge.
 FIRST_CONTACT_NS = 60_000_000_000  # The bridge may be started after its stages.
 STOP_LINGER_MS = 500  # So that the reason of a failure still reaches the bridge.
 
