@@ -214,37 +214,35 @@ class Recorder:
             self._writers["samples"].write([tables.seconds(columns[:, 0]), *counts])
 
     def _flush_laps(self) -> None:
-        composed, returned = self._composed, self._returned
         ids, requests, decodes, rows, binding = (
             list(map(column, self._batches)) for column in COLUMNS
         )
-        spans = list(map(len, requests))
-        self._feed_meters(composed, rows)
-        self._deliver()
-        spans_column, decode_column = np.array(spans, np.int64), np.array(decodes, np.int64)
-        chunks = spans_column - decode_column
+        composed, returned = np.array(self._composed, np.int64), np.array(self._returned, np.int64)
+        stamps = np.array(self._stamps, np.int64).reshape(-1, self._plan.stages, STAMPS)
+        spans = np.fromiter(map(len, requests), np.int64, len(requests))
+        decode_column, row_column = np.array(decodes, np.int64), np.array(rows, np.int64)
+        self._feed_meters(stamps, composed, row_column)
+        self._deliver(returned)
+        chunks = spans - decode_column
         members: list[int] = []
         for lap in np.flatnonzero(chunks).tolist():
             members += requests[lap][decodes[lap] :]
         if members:
-            times = np.repeat(np.array(composed, np.int64), chunks)
-            self._ledger.compose(np.array(members, np.int64), times)
+            self._ledger.compose(np.array(members, np.int64), np.repeat(composed, chunks))
         self._binding.update(binding)
-        self._spans += sum(spans)
-        self._rows += sum(rows)
+        self._spans += int(spans.sum())
+        self._rows += int(row_column.sum())
         if self._writers:
-            id_column, row_column = np.array(ids, np.int64), np.array(rows, np.int32)
+            id_column = np.array(ids, np.int64)
+            counts = (row_column, row_column - decode_column, decode_column, spans)
             self._writers["micro_batches"].write([
                 id_column,
-                tables.seconds(np.array(composed, np.int64)),
-                tables.seconds(np.array(returned, np.int64)),
-                row_column,
-                row_column - decode_column.astype(np.int32),
-                decode_column.astype(np.int32),
-                spans_column.astype(np.int32),
+                tables.seconds(composed),
+                tables.seconds(returned),
+                *(column.astype(np.int32) for column in counts),
                 tables.texts(binding),
             ])  # fmt: skip
-            self._write_stages(id_column)
+            self._write_stages(id_column, stamps)
             if not self._flushes & (self._flushes - 1):  # Flush 0, 1, 2, 4, 8, and so on.
                 self._write_spans()
             self._flushes += 1
@@ -254,29 +252,34 @@ class Recorder:
             lists.clear()
         self._has_cut = False
 
-    def _deliver(self) -> None:
+    def _deliver(self, returned: Ints) -> None:
         counts = np.fromiter(map(len, self._delivered), np.int64, len(self._delivered))
         ids = np.fromiter(chain.from_iterable(self._delivered), np.int64, int(counts.sum()))
-        self._ledger.deliver(ids, np.repeat(np.array(self._returned, np.int64), counts))
+        self._ledger.deliver(ids, np.repeat(returned, counts))
 
-    def _feed_meters(self, composed: list[int], rows: list[int]) -> None:
-        stamps, width = self._stamps, self._width
+    def _feed_meters(self, stamps: Ints, composed: Ints, rows: Ints) -> None:
         for stage, meter in enumerate(self._meters):
-            started, ended, sent = (
-                stamps[STAMPS * stage + part :: width] for part in range(1, STAMPS)
-            )
-            meter.micro_batches += len(started)
-            meter.rows += sum(rows)
+            started, ended, sent = np.ascontiguousarray(stamps[:, stage, 1:].T)
+            is_reached = started >= 0
+            meter.micro_batches += int(is_reached.sum())
+            meter.rows += int(rows[is_reached].sum())
             if self._has_cut:
                 # What a stage never got is nothing done at the cut: until then it was on its way.
-                missed = [lap for lap, start in enumerate(started) if start < 0]
-                meter.micro_batches -= len(missed)
-                meter.rows -= sum(rows[lap] for lap in missed)
                 started, ended, sent = (
-                    [time if time >= 0 else -1 - time for time in times]
-                    for times in (started, ended, sent)
+                    np.where(times >= 0, times, -1 - times) for times in (started, ended, sent)
                 )
-            meter.add(started, ended, sent, composed, self._causes)
+            # The meter gets executions that follow each other without a gap as one.
+            free = np.append(meter.accounted_until, sent[:-1])
+            is_first = started != free
+            is_first[0] = True
+            first = np.flatnonzero(is_first)
+            busy = np.add.reduceat(ended - started, first)
+            last = np.append(first[1:], started.size) - 1
+            start = started[first]
+            meter.add(
+                start.tolist(), (start + busy).tolist(), sent[last].tolist(),
+                composed[first].tolist(), self._causes,
+            )  # fmt: skip
         self._causes.drain_before(min(meter.accounted_until for meter in self._meters))
 
     def _write_spans(self) -> None:
@@ -290,17 +293,17 @@ class Recorder:
         counts = (positions.astype(np.int32), rows.astype(np.int32))
         self._writers["spans"].write([ids, requests, *counts, is_decode.astype(np.bool_)])
 
-    def _write_stages(self, id_column: Ints) -> None:
+    def _write_stages(self, ids: Ints, stamps: Ints) -> None:
         stages = self._plan.stages
-        stamps = np.array(self._stamps, np.int64).reshape(-1, STAMPS)
-        stage_column = np.tile(np.arange(stages, dtype=np.int32), id_column.size)
-        batch_column = np.repeat(id_column, stages)
+        flat = stamps.reshape(-1, STAMPS)
+        stage_column = np.tile(np.arange(stages, dtype=np.int32), ids.size)
+        batch_column = np.repeat(ids, stages)
         if self._has_cut:  # A stage that a lost micro-batch never reached has no row.
-            reached = stamps[:, 0] >= 0
-            stamps, stage_column, batch_column = (
-                stamps[reached], stage_column[reached], batch_column[reached],
+            reached = flat[:, 0] >= 0
+            flat, stage_column, batch_column = (
+                flat[reached], stage_column[reached], batch_column[reached],
             )  # fmt: skip
-        times = [tables.seconds(column) for column in np.ascontiguousarray(stamps.T)]
+        times = [tables.seconds(column) for column in np.ascontiguousarray(flat.T)]
         self._writers["stages"].write([stage_column, batch_column, *times])
 
     # ------------------------------------------------------------------ the end
