@@ -83,7 +83,7 @@ def draw_timeline(run_dir: Path, report: Report) -> "Figure":
         axes.set_xlim(start, stop)
         for stage in range(stages):
             axes.barh(stage, stop - start, left=start, height=LANE, color=PALE, zorder=0)
-        _draw_holds(axes, [hold for hold in holds if hold.stage < stages], stop - start)
+        _draw_holds(axes, [hold for hold in holds if hold.stage < stages], (start, stop))
     _legend(figure, holds, len(report.stages) - stages)
     return figure
 
@@ -171,7 +171,7 @@ def _holds(run_dir: Path, shown: dict[int, tuple[Slice, ...]], end: float) -> li
     return holds
 
 
-def _draw_holds(axes: "Axes", holds: list[Hold], span: float) -> None:
+def _draw_holds(axes: "Axes", holds: list[Hold], drawn: tuple[float, float]) -> None:
     from matplotlib.patches import Rectangle
 
     for hold in holds:
@@ -186,7 +186,8 @@ def _draw_holds(axes: "Axes", holds: list[Hold], span: float) -> None:
                     edgecolor="white", linewidth=0.7, hatch=None if each.is_decode else "////",
                 )
             )  # fmt: skip
-            _label(axes, hold, each, y + height / 2, span)
+            if drawn[0] <= hold.start and hold.end <= drawn[1]:
+                _label(axes, hold, each, y + height / 2, drawn[1] - drawn[0])
         if hold.sent > hold.end:
             axes.add_patch(
                 Rectangle(

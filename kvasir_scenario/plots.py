@@ -182,6 +182,8 @@ def _draw_latency(run_dir: Path, report: Report) -> "Figure":
 
 
 def _histogram(axes: "Axes", values: Floats, part: LatencyPart, name: str, meaning: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     values = values[np.isfinite(values)]
     axes.set_xlabel(f"{meaning}, s")
     axes.set_ylabel("requests")
@@ -205,11 +207,17 @@ def _histogram(axes: "Axes", values: Floats, part: LatencyPart, name: str, meani
         label = f"{quantile} {value:,.4g} s{few}"
         axes.axvline(value, linestyle=style, color=colour, linewidth=1.6, label=label)
     heading = "* too few samples" if part.few_samples else None
-    axes.legend(frameon=False, fontsize=9, title=heading, title_fontsize=8)
+    axes.legend(
+        frameon=False, fontsize=8, title=heading, title_fontsize=8, ncols=3, loc="upper center",
+        bbox_to_anchor=(0.5, -0.15), handlelength=1.6, columnspacing=1.2,
+    )  # fmt: skip
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _draw_queue_and_kv(run_dir: Path, report: Report) -> "Figure":
     """Waiting, running and KV over the run."""
+    from matplotlib.ticker import MaxNLocator
+
     table = read_table(run_dir, "samples", ["at_s", "waiting", "running", "kv_blocks_in_use"])
     at, waiting, running, blocks = (table[name].to_numpy() for name in table.column_names)
     figure = new_figure(9, 5)
@@ -220,13 +228,7 @@ def _draw_queue_and_kv(run_dir: Path, report: Report) -> "Figure":
     requests.set_title(title(report, "queue and KV over time"), loc="left", fontsize=11)
     tidy(requests)
     tidy(kv)
-    kv.axhline(report.kv.blocks_total, color=RED, linestyle="--", linewidth=1.2)
-    kv.annotate(
-        f"all {report.kv.blocks_total:,} blocks", (0.005, report.kv.blocks_total),
-        xycoords=("axes fraction", "data"), va="bottom", xytext=(0, 2), textcoords="offset points",
-        color=RED, fontsize=9,
-    )  # fmt: skip
-    kv.set_ylim(0, 1.15 * report.kv.blocks_total)
+    _scale_kv(kv, report)
     requests.set_xlim(0, report.elapsed_s or 1.0)
     if not at.size:
         _say(requests, "no samples were taken")
@@ -241,6 +243,7 @@ def _draw_queue_and_kv(run_dir: Path, report: Report) -> "Figure":
             times, levels, where="post", color=colour, linestyle=style, linewidth=1.3, label=name
         )
     requests.set_ylim(bottom=0)
+    requests.yaxis.set_major_locator(MaxNLocator(integer=True))
     requests.legend(
         frameon=False,
         fontsize=9,
@@ -258,6 +261,22 @@ def _draw_queue_and_kv(run_dir: Path, report: Report) -> "Figure":
             xytext=(3, -2), textcoords="offset points", fontsize=8, color=GREY,
         )  # fmt: skip
     return figure
+
+
+def _scale_kv(axes: "Axes", report: Report) -> None:
+    """Show the limit where use comes near it; else use the height, and say the limit."""
+    total, peak = report.kv.blocks_total, report.kv.blocks_peak
+    if 3 * peak > total:
+        axes.axhline(total, color=RED, linestyle="--", linewidth=1.2)
+        axes.set_ylim(0, 1.15 * total)
+        text, at = f"all {total:,} blocks", float(total)
+    else:
+        axes.set_ylim(0, 1.25 * max(1, peak))
+        text, at = f"peak {peak:,} of {total:,} blocks", 1.12 * max(1, peak)
+    axes.annotate(
+        text, (0.005, at), xycoords=("axes fraction", "data"), va="bottom", xytext=(0, 2),
+        textcoords="offset points", color=RED, fontsize=9,
+    )  # fmt: skip
 
 
 def thinned(at: Floats, values: "np.ndarray[Any, Any]") -> tuple[Floats, "np.ndarray[Any, Any]"]:

@@ -102,7 +102,7 @@ def test_a_blocked_stage_is_drawn_as_blocked(tmp_path: Path) -> None:
     hold = plot_ring.Hold(0, 0, 1.0, 2.0, 3.5, shown[0])
     figure = new_figure(4, 2)
     axes = figure.add_subplot()
-    plot_ring._draw_holds(axes, [hold], 4.0)
+    plot_ring._draw_holds(axes, [hold], (0.0, 4.0))
     plot_ring._legend(figure, [hold], 0)
     computing, blocked = boxes(axes)
     assert (computing.get_x(), computing.get_width()) == (1.0, 1.0)
