@@ -14,7 +14,7 @@ from kvasir_rt.errors import ModelFileError, UnsupportedModel
 from kvasir_rt.gguf_file import GgufFile
 from kvasir_rt.gguf_header import BLOCKS, TensorInfo
 
-BLOCK_BYTES = 2 << 20  # Of float32 per step; the library needs a few times as much beside it.
+BLOCK_BYTES = 1 << 20  # Of float32 per step; the library needs a few times as much beside it.
 
 
 def tensor_of(gguf: GgufFile, name: str, shape: Sequence[int]) -> TensorInfo:

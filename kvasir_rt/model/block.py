@@ -56,7 +56,15 @@ class Rotary:
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    return functional.rms_norm(x, weight.shape, weight, epsilon)
+    """`x / sqrt(mean(x^2) + epsilon) * weight` over the last dimension.
+
+    On the CPU the library's own is eight passes; this is half the time at decode widths.
+    """
+    if x.dtype != torch.float32 or x.device.type != "cpu":
+        return functional.rms_norm(x, weight.shape[-1:], None, epsilon).mul_(weight)
+    scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    scale = scale.square_().mul_(1.0 / x.shape[-1]).add_(epsilon).rsqrt_()
+    return torch.mul(x, scale).mul_(weight)
 
 
 def attend(
@@ -73,11 +81,7 @@ def attend(
     qkv = qkv.view(len(x), rotated_heads + shape.kv_heads, shape.head_dim)
     heads = qkv[:, :rotated_heads]
     if weights.qk_norm is not None:
-        heads.copy_(
-            functional.rms_norm(heads, (shape.head_dim,), None, shape.rms_epsilon).mul_(
-                weights.qk_norm
-            )
-        )
+        heads.copy_(rms_norm(heads, weights.qk_norm, shape.rms_epsilon))
     cosines, sines = angles
     rolled = heads.roll(shape.head_dim // 2, -1)
     heads.mul_(cosines).addcmul_(rolled, sines)

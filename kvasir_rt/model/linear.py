@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from kvasir_rt.errors import UnsupportedModel
 
-CHUNK_ELEMENTS = 2 << 20  # 8 MiB of float32 beside the packed weights while loading.
+CHUNK_ELEMENTS = 3 << 20  # 12 MiB of float32 beside the packed weights while loading.
 HALF_MAX = 65504.0
 PACK_ROWS = 8  # Decode width the blocked layout is chosen for; 1 to 16 measured alike.
 
