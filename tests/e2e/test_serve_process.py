@@ -114,7 +114,8 @@ def test_a_second_sigterm_ends_the_drain(tiny: str, tmp_path: Path) -> None:
 
 
 def _is_draining(url: str) -> bool:
-    return httpx.get(url + "/health").json().get("error", {}).get("code") == "draining"
+    error = httpx.get(url + "/health").json().get("error", {})
+    return bool(error.get("code") == "draining")
 
 
 def test_ctrl_c_while_loading_leaves_nothing(tiny: str, tmp_path: Path) -> None:
