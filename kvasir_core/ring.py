@@ -293,8 +293,8 @@ class Ring:
         self._tally.rows_recomputed += rows_lost
         return Preempt(request.id, rows_lost)
 
-    def _relieve_kv(self, orders: Orders) -> None:
-        """A decode lacks a block and none is on its way: the youngest gives up its own.
+    def _relieve_kv(self, orders: Orders) -> bool:
+        """A decode lacks a block and none is on its way: the youngest gives up its own, if it can.
 
         Progress is certain: the oldest running request is never the victim while another runs, and
         alone it fits (checked when it arrived). A victim in flight is taken when its lap ends.
@@ -302,11 +302,13 @@ class Ring:
         queues = self._queues
         self._is_kv_short = bool(queues.decodes) and not queues.growable(1)
         if not self._is_kv_short or queues.releasing:
-            return
+            return False
         victim = max(filter(is_running, self._requests.values()), key=by_order)
-        if not victim.in_flight:
-            orders.append(self._preempted(victim, queues.preempt(victim)))
-            orders.append(Release((victim.id,), self.epoch))
+        if victim.in_flight:
+            return False
+        orders.append(self._preempted(victim, queues.preempt(victim)))
+        orders.append(Release((victim.id,), self.epoch))
+        return True
 
     def _launch(self, orders: Orders) -> None:
         """Compose micro-batches while a window place is free and the packer finds rows."""
@@ -318,9 +320,9 @@ class Ring:
                 if self._may_wait and self._should_wait(composition):
                     return
                 orders.append(Launch(self._compose(composition)))
-            if composition.is_short:
-                self._relieve_kv(orders)
-            if is_empty or not queues.has_work:
+            # The victim may have stood before decodes that have room.
+            is_relieved = composition.is_short and self._relieve_kv(orders)
+            if (is_empty and not is_relieved) or not queues.has_work:
                 break
         self._wait_until = None
 
