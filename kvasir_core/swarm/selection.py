@@ -17,14 +17,17 @@ def choose(
 ) -> tuple[list[Holder], list[Holder]]:
     """Of those with a slice that the pairs touch: who is ready for parts, who is tried."""
     experts = [expert for expert, _ in pairs]
-    ready, trials = [], []
+    ready: list[Holder] = []
+    trials: list[Holder] = []
     for slice_, worker in holders:
         first = bisect_left(experts, slice_.begin)
         if first == len(experts) or experts[first] >= slice_.end:
             continue
         if is_ready(worker, slice_, at, is_engaged=is_engaged):
             ready.append((slice_, worker))
-        elif not worker.is_trusted(slice_, at) and _is_tried(worker, at, is_engaged=is_engaged):
+        elif worker.is_trusted(slice_, at) or any(tried is worker for _, tried in trials):
+            continue
+        elif _is_tried(worker, at, is_engaged=is_engaged):
             trials.append((slice_, worker))
     return ready, trials
 

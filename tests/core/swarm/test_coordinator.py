@@ -321,6 +321,16 @@ def test_a_slow_trial_blocks_other_trials_until_it_is_decided() -> None:
     assert len(world.dispatched) == 2
 
 
+def test_two_slices_of_one_layer_are_tried_one_after_the_other() -> None:
+    world = World()
+    world.attach("W", (0, 0, 2), (0, 2, 4))
+    world.route(PAIRS)
+    assert len(world.dispatched) == 1
+    world.run(1)
+    world.route(PAIRS)
+    assert len(world.dispatched) == 2
+
+
 def test_a_window_that_ends_without_a_result_is_followed_by_the_wait_of_a_failed_trial() -> None:
     world = World()
     world.workers["W"] = FakeWorker(failure=Failure.BUSY)

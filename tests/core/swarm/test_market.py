@@ -2,7 +2,7 @@
 
 from fractions import Fraction
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -309,6 +309,7 @@ class MarketAgreement(RuleBasedStateMachine):
 
 
 TestMarketAgreement = MarketAgreement.TestCase
+TestMarketAgreement.settings = settings(max_examples=max(20, settings().max_examples // 3))
 
 
 def test_the_target_jumps_and_each_change_is_on_record() -> None:
