@@ -103,11 +103,15 @@ class StageMeter:
         before: list[tuple[int, int]] = []
         upstream = 0
         for free, start, composed in gaps:
-            if start > free:
-                known = min(max(composed, free), start)
-                upstream += start - known
-                if known > free:
-                    before.append((free, known))
+            if start <= free:
+                continue
+            if composed <= free:
+                upstream += start - free
+            elif composed >= start:
+                before.append((free, start))
+            else:
+                upstream += start - composed
+                before.append((free, composed))
         self.starved_by_ns[Cause.UPSTREAM] += upstream
         clock.split(before, self.starved_by_ns)
 
