@@ -216,6 +216,7 @@ def sampling_of(request: Options, top: int | None, vocabulary: int) -> SamplingP
     Raises:
         ApiError: 400, a parameter is out of its range.
     """
+
     def given(value: float | None, default: float) -> float:
         return default if value is None else value
 

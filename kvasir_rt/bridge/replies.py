@@ -78,12 +78,15 @@ async def send_stream(
     stream = EventStream(send)
     with answer:
         async with watched(answer, receive):
-            await answer.changed(limits.stream_opens_s)
+            opens = asyncio.get_running_loop().call_later(limits.stream_opens_s, answer.nudge)
+            await answer.changed()
+            opens.cancel()
             pieces = answer.take_pieces()  # An error here still has its own status.
             try:
                 await stream.open()
                 await stream.events(shape.opening(len(answer.generations)))
-                await _send_pieces(answer, shape, stream, pieces, limits.comment_s)
+                async with comments_when_quiet(stream, limits.comment_s):
+                    await _send_pieces(answer, shape, stream, pieces)
             except ClientGone:
                 raise
             except ApiError as error:
@@ -98,20 +101,34 @@ async def send_stream(
 
 
 async def _send_pieces(
-    answer: Answer,
-    shape: Shape,
-    stream: "EventStream",
-    pieces: list[Piece],
-    comment_s: float,
+    answer: Answer, shape: Shape, stream: "EventStream", pieces: list[Piece]
 ) -> None:
+    """Sends until every choice is over."""
     while True:
         await stream.events([shape.chunk(piece) for piece in pieces])
         if not answer.has_news:
             if answer.is_over:
                 return
-            if not await answer.changed(comment_s):
-                await stream.comment("waiting")
+            await answer.changed()
         pieces = answer.take_pieces()
+
+
+@asynccontextmanager
+async def comments_when_quiet(stream: "EventStream", quiet_s: float) -> AsyncIterator[None]:
+    """A comment whenever nothing was sent for so long: proxies close streams that are silent."""
+
+    async def comment() -> None:
+        while True:
+            sent = stream.writes
+            await asyncio.sleep(quiet_s)
+            if stream.writes == sent:
+                await stream.comment("waiting")
+
+    task = asyncio.create_task(comment())
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 class EventStream:
@@ -119,6 +136,7 @@ class EventStream:
 
     def __init__(self, send: Send) -> None:
         self._send = send
+        self.writes = 0
 
     async def open(self) -> None:
         await self._send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
@@ -140,4 +158,5 @@ class EventStream:
         await self._write(b"", more=False)
 
     async def _write(self, data: bytes, *, more: bool = True) -> None:
+        self.writes += 1
         await self._send({"type": "http.response.body", "body": data, "more_body": more})

@@ -131,15 +131,14 @@ class Answer:
         """`take_pieces` has something to give, or to raise."""
         return self.has_failed or any(generation.pieces for generation in self.generations)
 
-    async def changed(self, timeout_s: float | None = None) -> bool:
-        """Waits until there is something new; False if the time ran out first."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._changed.wait()
-        except TimeoutError:
-            return False
+    async def changed(self) -> None:
+        """Waits until there is something new, or `nudge` was called."""
+        await self._changed.wait()
         self._changed.clear()
-        return True
+
+    def nudge(self) -> None:
+        """Wakes who waits in `changed`, though nothing may have changed."""
+        self._changed.set()
 
     def take_pieces(self) -> list[Piece]:
         """All text that has become certain, in order per choice.
@@ -173,9 +172,6 @@ class Answer:
     def fail(self, error: ApiError) -> None:
         for generation in self.generations:
             generation.fail(error)
-        self._changed.set()
-
-    def note_change(self) -> None:
         self._changed.set()
 
     def _expire(self) -> None:
@@ -341,7 +337,7 @@ class Submissions:
             if not entry.answer.is_probe:
                 self._endings.append(now)
                 self._meters.ended(event.reason, now - entry.arrived)
-        entry.answer.note_change()
+        entry.answer.nudge()
 
 
 def seed_of_choice(seed: int, choice: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from kvasir_rt.bridge.limits import Limits
 from kvasir_rt.submission import Submission
 from tests.rt.bridge_thread import MODEL, Running, running_bridge, wait_for
 from tests.rt.scripted_engine import EOS, PieceTokenizer, ScriptedEngine
@@ -434,6 +435,20 @@ def test_before_the_model_is_loaded_every_answer_says_so() -> None:
             assert int(response.headers["retry-after"]) >= 1
         refused(completion(running, prompt="x"), 503, "loaded")
         assert running.client.get("/metrics").status_code == 200
+
+
+def test_a_stream_that_waits_sends_comments_that_clients_skip() -> None:
+    engine = ScriptedEngine(echo)
+    engine.hold()
+    limits = Limits(stream_opens_s=0.02, comment_s=0.02)
+    with running_bridge(engine, PieceTokenizer(), limits=limits) as running:
+        body = {"prompt": "ab", "stream": True}
+        with running.client.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            assert next(lines) == ": waiting"
+            engine.run()
+            rest = [line for line in lines if line.startswith("data: ")]
+        assert rest[-1] == "data: [DONE]"
 
 
 def test_a_failed_ring_is_an_error_for_every_client() -> None:
