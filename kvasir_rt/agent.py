@@ -19,12 +19,20 @@ from kvasir_core.plan import Plan
 from kvasir_core.units import Epoch, Nanos
 from kvasir_rt import frames, wire
 from kvasir_rt.handover import Free, Handover, Load, QuitCause, Work
-from kvasir_rt.link import Admission, CurveKeys, Inbox, Outlet, Traffic, open_socket, secure_client
+from kvasir_rt.link import (
+    Admission,
+    CurveKeys,
+    Inbox,
+    Outlet,
+    Traffic,
+    open_socket,
+    reachable,
+    secure_client,
+)
 from kvasir_rt.ring_errors import JoinError, WireError
 
 BEAT_NS = 200_000_000
 SILENCE_NS = 5_000_000_000  # Ten pulses of the bridge.
-FIRST_CONTACT_NS = 60_000_000_000  # The bridge may be started after its stages.
 STOP_LINGER_MS = 500  # So that the reason of a failure still reaches the bridge.
 
 
@@ -39,7 +47,8 @@ class AgentOptions:
         listen: Endpoint for the upstream neighbour; a TCP port may be 0.
         bridge_key: The bridge's CURVE key; None on one host, where nothing is encrypted.
         sha256: Of the model file, if this stage brings its own.
-        expects_pulses: Exit when the bridge falls silent; otherwise the parent's death ends us.
+        wait_s: Exit when the bridge has not answered within so long, or falls silent later; None:
+            the parent's death ends us.
     """
 
     control: str
@@ -48,7 +57,7 @@ class AgentOptions:
     listen: str
     bridge_key: bytes | None = None
     sha256: str = ""
-    expects_pulses: bool = False
+    wait_s: float | None = None
 
 
 def boot_id() -> str:
@@ -93,6 +102,7 @@ class Agent:
         self._is_over = False
         self._next_beat = Nanos(0)
         self._last_pulse = monotonic()
+        self._was_answered = False
         self.thread = threading.Thread(target=self._run, name="agent", daemon=True)
 
     def _wake(self) -> None:
@@ -185,6 +195,7 @@ class Agent:
 
     def _obey(self, message: wire.ToStage) -> None:
         self._last_pulse = monotonic()
+        self._was_answered = True
         match message:
             case wire.Pulse(bridge_ns):
                 self._tell(wire.Echo(bridge_ns, monotonic()))
@@ -204,8 +215,8 @@ class Agent:
             case wire.Connect(epoch):
                 if epoch == self._epoch:
                     self._greet()
-            case wire.Stop(why):
-                self.handover.quit(QuitCause.STOPPED, why)
+            case wire.Stop(why, may_rejoin):
+                self.handover.quit(QuitCause.FAILED if may_rejoin else QuitCause.STOPPED, why)
 
     def _take_role(self, assign: wire.Assign) -> None:
         if assign.protocol != wire.PROTOCOL:
@@ -236,7 +247,7 @@ class Agent:
         assert wiring is not None
         self._outlet = Outlet(
             self._context,
-            wiring.next_endpoint,
+            reachable(wiring.next_endpoint, self._options.control),
             frames.header_bytes_max(assign.plan),
             self._keys,
             wiring.next_key,
@@ -268,12 +279,17 @@ class Agent:
                 traffic=dict(self._traffic.bytes),
             )
         )
-        silence_ns = FIRST_CONTACT_NS if self._assign is None else SILENCE_NS
-        if self._options.expects_pulses and now - self._last_pulse > silence_ns:
-            self.handover.quit(
-                QuitCause.BRIDGE_GONE,
-                f"the bridge at {self._options.control} was silent for {silence_ns / 1e9:g} s",
-            )
+        wait_s = self._options.wait_s
+        if wait_s is not None and now - self._last_pulse > (
+            SILENCE_NS if self._was_answered else wait_s * 1e9
+        ):
+            where = self._options.control.removeprefix("tcp://")
+            if self._was_answered:
+                why = f"the bridge at {where} was silent for {SILENCE_NS / 1e9:g} s"
+                self.handover.quit(QuitCause.FAILED, why)
+            else:
+                why = f"no bridge answered at {where} within {wait_s:g} s"
+                self.handover.quit(QuitCause.NO_BRIDGE, why)
 
     # ------------------------------------------------------------------ neighbours
 

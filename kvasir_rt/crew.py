@@ -21,7 +21,6 @@ from kvasir_rt.ring_errors import RingDown, WireError
 from kvasir_rt.supervisor import StageProcess, Supervisor
 
 PULSE_NS = 500_000_000
-SILENCE_NS = 1_400_000_000  # Seven beats; a stopped stage is found in under 2 s.
 LOADING_SILENCE_NS = 15_000_000_000  # Decoding weights may keep the agent from speaking.
 SPARES_MAX = 16  # Joined before there was a place for them; they take the next one.
 CHECK_NS = 50_000_000
@@ -43,6 +42,7 @@ class Crew:
         traffic: Traffic,
         *,
         wiring_of: Callable[[int], wire.Wiring],
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """Nobody is here yet.
 
@@ -52,8 +52,10 @@ class Crew:
             supervisor: Who spawns the local ones.
             traffic: Counts control bytes.
             wiring_of: The neighbours of a stage in this epoch.
+            clock: Monotonic nanoseconds.
         """
         self.options = options
+        self._clock = clock
         self.members = [
             Member(stage, stage not in options.remote) for stage in range(options.plan.stages)
         ]
@@ -68,7 +70,7 @@ class Crew:
         self._boot = boot_id()
         self._losses: deque[int] = deque()
         self._next_pulse = 0
-        self._checked_ns = time.monotonic_ns()
+        self._checked_ns = self._clock()
         self._found: list[Loss] = []
         self._has_been_up = False
 
@@ -80,7 +82,7 @@ class Crew:
         for member in self.members:
             if member.is_local and member.stage not in self._supervisor.children:
                 spawned.append(self._supervisor.spawn(member.stage))
-                member.since_ns = time.monotonic_ns()
+                member.since_ns = self._clock()
         return spawned
 
     def begin_epoch(self, epoch: Epoch) -> None:
@@ -110,15 +112,15 @@ class Crew:
                 how = self._supervisor.end(member.stage)
                 why = f"{why} (process {pid}: {how})"
             elif member.step > Step.ABSENT:
-                self._control.send(member.peer, wire.Stop(why))
+                self._control.send(member.peer, wire.Stop(why, may_rejoin=True))
             restarts = member.restarts + 1
             holds = member.holds
             member = Member(member.stage, member.is_local, restarts=restarts, holds=holds)
-            member.since_ns = time.monotonic_ns()
+            member.since_ns = self._clock()
             self.members[loss.stage] = member
         if not self._has_been_up:
             raise RingDown(f"stage {loss.stage} did not start: {why}")
-        now = time.monotonic_ns()
+        now = self._clock()
         window_ns = int(self.options.restart_window_s * 1e9)
         self._losses.append(now)
         while self._losses[0] < now - window_ns:
@@ -134,7 +136,7 @@ class Crew:
     def stop(self, why: str = "") -> None:
         """Ask everybody to leave."""
         for peer in (*self._by_peer, *self._spares):
-            self._control.send(peer, wire.Stop(why))
+            self._control.send(peer, wire.Stop(why, may_rejoin=False))
 
     @property
     def is_wired(self) -> bool:
@@ -164,10 +166,13 @@ class Crew:
                 continue
             member = self._by_peer.get(message.peer)
             if member is not None:
-                member.heard_ns = time.monotonic_ns()
+                member.heard_ns = self._clock()
                 self._take_in(member, said)
             elif message.peer in self._spares:
-                self._spares[message.peer].heard_ns = time.monotonic_ns()
+                self._spares[message.peer].heard_ns = self._clock()
+            else:  # It was cut off and is not one of us any more, but does not know.
+                stop = wire.Stop("the ring has gone on without this stage", may_rejoin=True)
+                self._control.send(message.peer, stop)
 
     def _admit(self, peer: bytes, join: wire.Join) -> None:
         why = ""
@@ -180,16 +185,16 @@ class Crew:
             member = self._vacancy(join.stage)
             why = self._why_unfit(join)
         if not why and member is None and join.stage is None and len(self._spares) < SPARES_MAX:
-            self._spares[peer] = Spare(join, time.monotonic_ns())
+            self._spares[peer] = Spare(join, self._clock())
             log.info("a stage from %s waits for a place", join.host)
             return
         if why or member is None:
             why = why or "no stage of this ring is vacant for you"
             log.warning("refused a stage from %s: %s", join.host, why)
-            self._control.send(peer, wire.Stop(why))
+            self._control.send(peer, wire.Stop(why, may_rejoin=False))
             return
         member.peer, member.join = peer, join
-        member.heard_ns = time.monotonic_ns()
+        member.heard_ns = self._clock()
         self._by_peer[peer] = member
         self._enter(member, Step.LOADING)
         options = self.options
@@ -218,7 +223,7 @@ class Crew:
     def _fill_vacancies(self, now: int) -> None:
         """Spares that are still alive take the places that have become free."""
         for peer, spare in list(self._spares.items()):
-            if now - spare.heard_ns > SILENCE_NS:
+            if now - spare.heard_ns > self.options.silence_s * 1e9:
                 del self._spares[peer]
             elif self._vacancy(None) is not None:
                 del self._spares[peer]
@@ -265,7 +270,7 @@ class Crew:
 
     def note_broken_link(self, stage: int) -> None:
         """The connection that leads to this stage broke; maybe the stage died, maybe not."""
-        self.members[stage].link_broken_ns = time.monotonic_ns()
+        self.members[stage].link_broken_ns = self._clock()
 
     def _advance(self, member: Member, epoch: Epoch, step: Step) -> None:
         if epoch != self.epoch or step != member.step + 1:
@@ -282,7 +287,7 @@ class Crew:
 
     def _set_clock(self, member: Member, bridge_ns: int, stage_ns: int) -> None:
         """Half a round trip is the error; the quickest pulse before the first lap decides."""
-        now = time.monotonic_ns()
+        now = self._clock()
         if member.join is None or member.join.boot == self._boot or member.step is Step.WIRED:
             return
         if now - bridge_ns < member.round_trip_ns:
@@ -293,7 +298,7 @@ class Crew:
 
     def check(self, *, is_urgent: bool) -> list[Loss]:
         """Pulse, and find out who is lost since the last call; at once if urgent, else in turn."""
-        now = time.monotonic_ns()
+        now = self._clock()
         if now - self._checked_ns < CHECK_NS and not (is_urgent or self._found):
             return []
         if now - self._checked_ns > PAUSE_NS:
@@ -331,7 +336,7 @@ class Crew:
                 self._report(member, why, is_dead=True)
             elif now - member.heard_ns > LOADING_SILENCE_NS:
                 self._report(member, "silent while it loaded", is_dead=True)
-        elif now - member.heard_ns > SILENCE_NS:
+        elif now - member.heard_ns > self.options.silence_s * 1e9:
             self._report(member, f"silent for {(now - member.heard_ns) / 1e9:.1f} s", is_dead=True)
         elif member.step in {Step.IDLE, Step.LISTENING} and since > WIRING_NS:
             if all(other.step >= Step.IDLE for other in self.members):
@@ -357,7 +362,7 @@ class Crew:
 
     def _enter(self, member: Member, step: Step) -> None:
         member.step = step
-        member.since_ns = time.monotonic_ns()
+        member.since_ns = self._clock()
 
     def _send(self, member: Member, message: wire.ToStage) -> None:
         self._traffic.add("out", "control", self._control.send(member.peer, message))

@@ -44,8 +44,8 @@ class QuitCause(Enum):
     """Who wants the process to end."""
 
     STOPPED = "stopped"  # The bridge said so: refused, or without a reason, all is well.
-    BRIDGE_GONE = "bridge_gone"
-    FAILED = "failed"
+    NO_BRIDGE = "no_bridge"  # It never answered.
+    FAILED = "failed"  # Something broke; a fresh process may do better.
 
 
 class Quit(NamedTuple):

@@ -22,7 +22,7 @@ from zmq.utils import z85
 from kvasir_rt.gguf_file import open_gguf
 from kvasir_rt.link import CurveKeys
 from kvasir_rt.ring_errors import JoinError
-from kvasir_rt.stage import EXIT_BRIDGE_GONE, EXIT_REFUSED, StageConfig
+from kvasir_rt.stage import EXIT_NO_BRIDGE, EXIT_REFUSED, StageConfig
 from kvasir_rt.supervisor import StageProcess
 
 TOKEN_PREFIX = "kvasir1"  # noqa: S105 - The form's name, no secret.
@@ -172,6 +172,7 @@ def join_ring(
     model: Path | None,
     threads: int | None = None,
     core: int | None = None,
+    wait_s: float = 60.0,
     say: Callable[[str], None] = print,
 ) -> None:
     """Be a stage of the ring at `bridge` until the ring ends.
@@ -183,10 +184,11 @@ def join_ring(
         model: This machine's copy of the model file; its hash must be the plan's.
         threads: Compute threads.
         core: The one core to run on.
+        wait_s: How long the bridge may be away, at first and later.
         say: Called with a sentence for people.
 
     Raises:
-        JoinError: The bridge refused, was never there, fell silent, or the stage died too often.
+        JoinError: The bridge refused or is not there, or the stage died too often.
     """
     secret, bridge_key = parse_token(token)
     config = StageConfig(
@@ -199,7 +201,7 @@ def join_ring(
         core=core,
         model_path=str(model) if model is not None else None,
         sha256=digest_of(model) if model is not None else "",
-        is_joined=True,
+        wait_s=wait_s,
     )
     say(f"joining the ring at {bridge}, listening on {listen}")
     deaths: deque[float] = deque()
@@ -214,8 +216,8 @@ def join_ring(
             return
         if child.status == EXIT_REFUSED:
             raise JoinError("the stage cannot take part; the reason is above")
-        if child.status == EXIT_BRIDGE_GONE:
-            raise JoinError(f"the bridge at {bridge} is not there")
+        if child.status == EXIT_NO_BRIDGE:
+            raise JoinError(f"no bridge answers at {bridge}")
         now = time.monotonic()
         deaths.append(now)
         while deaths[0] < now - RESTART_WINDOW_S:

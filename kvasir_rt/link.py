@@ -18,8 +18,8 @@ from kvasir_rt import wire
 from kvasir_rt.ring_errors import JoinError
 
 FRAMES_MAX = 3  # Identity, header, body.
-HEARTBEAT_MS = 500  # On TCP, so that a half-open connection is noticed.
-HEARTBEAT_TIMEOUT_MS = 1500
+HEARTBEAT_MS = 2000  # On TCP, so that a half-open connection is noticed some day.
+HEARTBEAT_TIMEOUT_MS = 30_000  # Answers queue behind a large frame on a slow link.
 RECONNECT_MS = 20
 EDGE_DOMAIN = "edge"
 CONTROL_DOMAIN = "control"
@@ -70,6 +70,19 @@ class Traffic:
 
 def is_tcp(endpoint: str) -> bool:
     return endpoint.startswith("tcp://")
+
+
+def reachable(endpoint: str, bridge: str) -> str:
+    """`endpoint`, or if its host is a wildcard the same port at the bridge's host.
+
+    Whoever listens on every address is on the bridge's machine, and each stage knows that machine
+    by the address it joined.
+    """
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    if not is_tcp(endpoint) or host not in {"0.0.0.0", "[::]"}:  # noqa: S104 - Compared, not bound.
+        return endpoint
+    at = bridge.removeprefix("tcp://").rpartition(":")[0] if is_tcp(bridge) else "127.0.0.1"
+    return f"tcp://{at}:{port}"
 
 
 def open_socket(context: Context, kind: int, endpoint: str, frame_max: int) -> Socket:

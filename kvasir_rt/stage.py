@@ -36,7 +36,7 @@ CONFIG_BYTES_MAX = 1 << 16
 PR_SET_PDEATHSIG = 1
 EXIT_LOST = 1
 EXIT_REFUSED = 2  # This stage, its model or its configuration is wrong: starting again is no use.
-EXIT_BRIDGE_GONE = 3
+EXIT_NO_BRIDGE = 3
 
 
 class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,7 +52,7 @@ class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         core: The one CPU core to run on.
         model_path: A joined stage's own copy of the model.
         sha256: Of that copy.
-        is_joined: Whether the bridge may be gone while the parent lives.
+        wait_s: How long to wait for the bridge; None if it is the parent.
     """
 
     control: str
@@ -64,7 +64,7 @@ class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     core: int | None = None
     model_path: str | None = None
     sha256: str = ""
-    is_joined: bool = False
+    wait_s: float | None = None
 
 
 class Compute(Protocol):
@@ -207,7 +207,7 @@ def main() -> int:
             listen=config.listen,
             bridge_key=config.bridge_key.encode() or None,
             sha256=config.sha256,
-            expects_pulses=config.is_joined,
+            wait_s=config.wait_s,
         )
         end = run_stage(options, config.model_path)
     except (KvasirError, msgspec.MsgspecError) as error:
@@ -218,8 +218,8 @@ def main() -> int:
     match end.cause:
         case QuitCause.STOPPED:
             return EXIT_REFUSED if end.why else 0
-        case QuitCause.BRIDGE_GONE:
-            return EXIT_BRIDGE_GONE
+        case QuitCause.NO_BRIDGE:
+            return EXIT_NO_BRIDGE
         case QuitCause.FAILED:
             return EXIT_LOST
 

@@ -236,9 +236,10 @@ class Failed(Wire, tag="failed", frozen=True):
 
 
 class Stop(Wire, tag="stop", frozen=True):
-    """The bridge wants nothing more; the stage exits. `why` is shown if it is an error."""
+    """The stage is to exit: with no `why` all is well, else it was refused or cut off."""
 
     why: str
+    may_rejoin: bool
 
 
 ToBridge = Join | Loaded | Idle | Listening | Wired | Echo | Beat | LinkLost | Failed

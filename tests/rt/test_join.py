@@ -35,7 +35,7 @@ import os
 from kvasir_rt.join import find_token, join_ring
 from kvasir_rt.ring_errors import JoinError
 try:
-    join_ring({bridge!r}, {listen!r}, token=find_token(), model=None)
+    join_ring({bridge!r}, {listen!r}, token=find_token(), model=None, wait_s=5)
 except JoinError as error:
     raise SystemExit(str(error))
 """
@@ -253,8 +253,8 @@ def test_a_neighbour_that_the_bridge_did_not_name_is_not_let_in() -> None:
         engine.close()
 
 
-def test_a_stage_without_its_bridge_ends_with_a_clear_message(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_a_stage_whose_bridge_is_gone_waits_for_it_and_then_ends_with_a_clear_message(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     keys = RingKeys.fresh()
     engine = open_ring(plan_of(2), keys, remote=frozenset({1}))
@@ -264,9 +264,24 @@ def test_a_stage_without_its_bridge_ends_with_a_clear_message(
         engine.start()
         monkeypatch.setattr(engine._lines.crew, "stop", lambda why="": None)  # As if killed.
         engine.close()
-        _, err = stage.communicate(timeout=30)
+        _, err = stage.communicate(timeout=60)
         assert stage.returncode != 0
         assert "was silent for 5 s" in err
+        assert "no bridge answered at 127.0.0.1" in err
+
+
+def test_a_ring_that_listens_on_every_address_is_joined_at_the_address_that_is_known() -> None:
+    keys = RingKeys.fresh()
+    engine = open_ring(plan_of(3), keys, remote=frozenset({1}), listen="tcp://0.0.0.0:*")
+    with ExitStack() as stack:
+        stack.callback(engine.close)
+        port = engine.endpoint.rpartition(":")[2]
+        stack.enter_context(joining(engine, keys.token, bridge=f"127.0.0.1:{port}"))
+        engine.start()
+        clients = Clients(engine)
+        clients.submit_many(4, 20)
+        clients.wait_all()
+        clients.check()
 
 
 def test_tokens_and_addresses_are_checked_before_anything_starts(
