@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -375,6 +376,27 @@ def test_a_ring_over_two_hosts_survives_the_death_of_the_other_hosts_stage() -> 
         clients.wait_all()
         clients.check()
         until(lambda: engine.snapshot().statistics.kv_blocks_in_use == 0, "KV is free")
+
+
+def test_a_cable_pulled_for_three_seconds_costs_no_token() -> None:
+    with two_hosts() as (namespace, their_address, our_address), ExitStack() as stack:
+        keys = RingKeys.fresh()
+        engine = open_ring(plan_of(3), keys, remote=frozenset({1}), listen=f"tcp://{our_address}:*")
+        stack.callback(engine.close)
+        listen = f"{their_address}:7101"
+        prefix = ("ip", "netns", "exec", namespace)
+        stack.enter_context(joining(engine, keys.token, prefix=prefix, listen=listen))
+        engine.start()
+        clients = Clients(engine)
+        clients.submit_many(8, 60, prompt=40)
+        clients.wait(lambda: clients.total > 60, "progress")
+        cable = ("ip", "link", "set", f"{namespace}a")
+        subprocess.run([*cable, "down"], check=True)
+        until(lambda: engine.snapshot().statistics.epoch > 0, "the loss is found", 2.0)
+        time.sleep(1.0)  # The length of the outage, not a race.
+        subprocess.run([*cable, "up"], check=True)
+        clients.wait_all()
+        clients.check()
 
 
 def test_the_plan_that_crosses_the_wire_keeps_its_digest() -> None:
