@@ -155,8 +155,8 @@ def _tensors(model: TinyModel) -> Sequence[tuple[str, NDArray[np.float32]]]:
     random = np.random.Generator(np.random.PCG64(model.seed))
 
     def matrix(*shape: int, scale: float = 1.0) -> NDArray[np.float32]:
-        values = random.standard_normal(shape) * scale / np.sqrt(shape[-1])
-        return values.astype(np.float32)
+        values = random.standard_normal(shape) * (scale / np.sqrt(shape[-1]))
+        return np.asarray(values, dtype=np.float32)
 
     def vector(length: int, mean: float = 1.0) -> NDArray[np.float32]:
         return (mean + 0.1 * random.standard_normal(length)).astype(np.float32)
