@@ -8,6 +8,7 @@ it to a fresh core of either shell. Format: `[nanoseconds, "EventName", field, .
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
+from math import isfinite
 from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 from kvasir_core.errors import IllegalEvent
@@ -54,7 +55,7 @@ def decode(line: str, registry: dict[str, type[Any]] = RING_EVENTS) -> tuple[Any
             raise ValueError(f"{name} has {len(values)} fields, not {len(hints)}")
         fields = [_typed(v, hint) for v, hint in zip(values, hints.values(), strict=False)]
         return kind(*fields), Nanos(_typed(now, int))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise IllegalEvent(f"not an event: {line[:200]!r} ({error})") from error
 
 
@@ -86,9 +87,11 @@ def _typed(value: Any, hint: Any) -> Any:
     if options:
         return _one_of(value, options)
     if hint is float and type(value) is int:
-        return float(value)
+        value = float(value)
     if type(value) is not hint:
         raise ValueError(f"{value!r} is not of type {getattr(hint, '__name__', hint)}")
+    if hint is float and not isfinite(value):
+        raise ValueError(f"{value!r} is not finite")
     return value
 
 

@@ -78,7 +78,6 @@ class StageMeter:
         For stages that hold several micro-batches at once; intervals come in order of time and do
         not overlap (blocked only while every held micro-batch waits).
         """
-        self._starve([(self.accounted_until, start, composed)], clock)
         match state:
             case "busy":
                 self.busy_ns += stop - start
@@ -88,6 +87,7 @@ class StageMeter:
                 self.blocked_by_experts_ns += stop - start
             case _:
                 raise ValueError(f"state is {state!r}; it must be busy, credit or experts")
+        self._starve([(self.accounted_until, start, composed)], clock)
         self.accounted_until = stop
         self._check()
 

@@ -82,6 +82,8 @@ class Plan:
             )
         if self.prefill_rows_max is not None and self.prefill_rows_max < 1:
             raise PlanError(f"prefill_rows_max is {self.prefill_rows_max}; it must be at least 1")
+        if self.cohort_wait_ns < 0:
+            raise PlanError(f"cohort_wait_ns is {self.cohort_wait_ns}; it must be at least 0")
 
     def _check_layers(self) -> None:
         if not 2 <= self.stages <= STAGES_MAX:

@@ -54,6 +54,7 @@ class HonestShell:
 
     def __init__(self, plan: Plan, *, predict: Predict | None = None, overlaps: bool) -> None:
         self.plan = plan
+        self.predict = predict
         self.overlaps = overlaps
         self.ring = Ring(plan, predict=predict)
         self.model = NaiveRing(plan)
@@ -203,7 +204,7 @@ def random_run(seed: int, events: int, *, packer: str | None = None) -> HonestSh
 def random_move(shell: HonestShell, chance: random.Random) -> Callable[[], None]:
     """One legal move, laps and arrivals most of all."""
     any_, dt, context = chance.randrange(1000), chance.randint(0, 4), shell.plan.context
-    prompt, output = chance.randint(1, context // 2), chance.randint(1, context // 2 + 1)
+    prompt, output = chance.randint(1, context // 2), chance.randint(1, context // 2 + 2)
     roll = chance.random()
     if roll < 0.02:
         return lambda: shell.lose(any_, dt)

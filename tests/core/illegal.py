@@ -30,7 +30,9 @@ NOBODY = RequestId(10**9)
 def illegal_events(shell: HonestShell) -> list[tuple[str, RingEvent, int]]:
     """(why, event, nanoseconds after the last one) for everything that cannot happen now."""
     model, plan = shell.model, shell.plan
-    found = [("time goes back", TimePassed(), -1)] if model.now else []
+    found: list[tuple[str, RingEvent, int]] = []
+    if model.now:
+        found.append(("time goes back", TimePassed(), -1))
     found += [(why, event, 1) for why, event in _of_requests(shell)]
     found += [(why, event, 1) for why, event in _of_laps(shell)]
     found += [(why, event, 1) for why, event in _of_releases(shell)]
