@@ -28,11 +28,6 @@ class Request:
     is_live: bool = True  # False once it ended: its late tokens are dropped.
 
     @property
-    def rows_left(self) -> int:
-        """Prompt rows not composed yet."""
-        return self.target - self.scheduled
-
-    @property
     def is_decoding(self) -> bool:
         """Its prompt is computed and back; it takes one row a lap."""
         return self.is_running and self.returned == self.target

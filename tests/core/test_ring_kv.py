@@ -205,6 +205,22 @@ def test_short_decodes_that_still_fit_go_and_the_victim_follows() -> None:
     )
 
 
+def test_decodes_behind_the_victim_that_have_room_go_on() -> None:
+    """4 blocks of 2, one decode a micro-batch: 1 is the longest ready, short, and the youngest."""
+    ring = Ring(plan_of(kv_block=2, kv_tokens=8, micro_batch_width=1))
+    width = BindingLimit.MICRO_BATCH_WIDTH
+    check(
+        ring,
+        (arrived(0, prompt=3, output=4), [launch(0, last(0, 0, 3))]),
+        (arrived(1, prompt=1, output=5), []),
+        (lap(0), [deliver(0, 0), launch(1, last(1, 0, 1), why=width)]),
+        (lap(1), [deliver(1, 1), launch(2, dec(0, 3), why=width)]),
+        (lap(2), [deliver(2, 0), launch(3, dec(1, 1), why=width)]),
+        (lap(3), [deliver(3, 1), launch(4, dec(0, 4), why=width)]),
+        (lap(4), [deliver(4, 0), preempt(1, 2), release(1), launch(5, dec(0, 5), why=KV)]),
+    )
+
+
 def test_a_prompt_in_flight_is_a_victim_when_all_its_chunks_are_back() -> None:
     """6 blocks of 2: 0 grows to its fourth while 1, with three, has two chunks in the ring."""
     ring = Ring(plan_of(kv_block=2, kv_tokens=12, window=3, prefill_rows_max=3))
