@@ -15,6 +15,7 @@ from kvasir_core.request import Request
 
 PREFILL_FLOOR_SHARE = 8  # A solved chunk is at least 1/8 of the cap, or prompts would crawl.
 
+NOTHING_WAITING = BindingLimit.NOTHING_WAITING  # See `ring.py`: a name is reached sooner.
 
 Packer = Callable[[Queues], Composition]
 
@@ -85,14 +86,14 @@ def greedy(queues: Queues) -> Composition:
     """All ready decodes first, then prompts to the row width. Lumps, and can starve prompts."""
     plan = queues.plan
     ready = len(queues.decodes)
-    width = min(plan.micro_batch_width, plan.row_width)
-    taken = queues.growable(min(ready, width))
-    if taken == ready and not queues.prompts and not queues.waiting:
-        return Composition(taken, [], BindingLimit.NOTHING_WAITING)
-    if taken < min(ready, width):
+    wanted = min(queues.width, ready)
+    taken = queues.growable(wanted)
+    if taken < wanted:
         return Composition(taken, [], BindingLimit.KV, is_short=True)
     if taken < ready:
         return Composition(taken, [], width_limit(plan))
+    if not queues.prompts and not queues.waiting:
+        return Composition(taken, [], NOTHING_WAITING)
     return fill_with_prompts(queues, taken, plan.row_width - taken, BindingLimit.ROW_WIDTH)
 
 
@@ -108,7 +109,7 @@ def cohort(queues: Queues) -> Composition:
     ready = len(queues.decodes)
     places = queues.window - queues.open_count
     has_prompt = bool(queues.prompts) or can_admit(queues)
-    width = min(plan.micro_batch_width, plan.row_width)
+    width = queues.width
     if has_prompt and (width > 1 or not queues.passed_over):
         width -= 1  # At width 1 the phases take turns.
     even = -(-queues.live_decodes // queues.window)
@@ -178,18 +179,11 @@ def is_lone(queues: Queues, composition: Composition) -> bool:
     )
 
 
-def sarathi(queues: Queues) -> Composition:
-    """Stall-free chunked prefill as Sarathi-Serve does it: decodes and prompts share the row width.
-
-    At most one chunk of a prompt is in flight (the ring keeps it out of `prompts` meanwhile), and
-    what was left over is sorted by arrival.
-    """
-    return greedy(queues)
-
-
 PACKERS: dict[str, Packer] = {
     "drained": greedy,  # The ring opens one micro-batch at a time for it.
     "greedy": greedy,
     "cohort": cohort,
-    "sarathi": sarathi,
+    # Stall-free chunked prefill as Sarathi-Serve does it: one chunk of a prompt in flight (the ring
+    # keeps it out of `prompts` meanwhile), and what was left over is sorted by arrival.
+    "sarathi": greedy,
 }

@@ -31,10 +31,6 @@ class Composition(NamedTuple):
     binding: BindingLimit
     is_short: bool = False  # A ready decode found no KV block for its row.
 
-    @property
-    def is_empty(self) -> bool:
-        return not (self.decodes or self.chunks)
-
 
 @dataclass(slots=True, eq=False)
 class Queues:
@@ -53,10 +49,10 @@ class Queues:
     running: int = 0  # Admitted and unfinished.
     live_decodes: int = 0  # Past their prompt and unfinished, in flight or not.
     passed_over: bool = False  # The last composition took no decode although one was ready.
+    width: int = field(init=False)  # Most decodes of one micro-batch: each is a span and a row.
 
-    @property
-    def has_work(self) -> bool:
-        return bool(self.decodes or self.prompts or self.waiting)
+    def __post_init__(self) -> None:
+        self.width = min(self.plan.micro_batch_width, self.plan.row_width)
 
     @property
     def is_first_releasing(self) -> bool:
@@ -90,15 +86,17 @@ class Queues:
         else:
             members = ready[:count]
             del ready[:count]
+        ids: list[RequestId] = []
         starts: list[int] = []
         for request in members:
             request.in_flight = 1
-            if request.room:
-                request.room -= 1
-            else:
-                request.room = self.plan.kv_block - 1
+            room = request.room
+            if not room:
+                room = self.plan.kv_block
                 request.blocks += 1
                 self.blocks_free -= 1
+            request.room = room - 1
+            ids.append(request.id)
             starts.append(request.prompt + request.given - 1)
         context = sum(starts) + count
         rows: tuple[int, ...] = (1,) * count
@@ -109,15 +107,16 @@ class Queues:
             rows += tuple(lengths)
             row_count += sum(lengths)
             completing = self._take_chunks(chunks, starts, members)
+            ids += [request.id for request, _ in chunks]
         if self.flies_one_chunk and (self.decodes or self.prompts):
             self.decodes.sort(key=by_order)  # Sarathi: what was left over is sorted by arrival.
             self.prompts.sort(key=by_order)
         self.passed_over = not count and bool(self.decodes)
         self.open_count += 1
-        ids = tuple([request.id for request in members])
         batch = MicroBatch(
-            id_, epoch, ids, tuple(starts), rows, count, completing, row_count, context, binding
-        )
+            id_, epoch, tuple(ids), tuple(starts), rows, count, completing, row_count, context,
+            binding,
+        )  # fmt: skip
         return batch, members
 
     def _take_chunks(

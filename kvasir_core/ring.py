@@ -43,7 +43,7 @@ from kvasir_core.events import (
     StageTimesMeasured,
     TimePassed,
 )
-from kvasir_core.microbatch import BindingLimit, FinishReason, MicroBatch
+from kvasir_core.microbatch import FinishReason, MicroBatch
 from kvasir_core.packers import PACKERS, is_lone
 from kvasir_core.plan import Plan
 from kvasir_core.queues import Composition, Predict, Queues, by_order, is_running
@@ -53,6 +53,9 @@ from kvasir_core.units import Epoch, MicroBatchId, Nanos, RequestId
 from kvasir_core.window import window_for
 
 Orders = list[RingDecision]
+
+# On the hot path: before Python 3.12 an enum's member is ten times as slow to reach as a name.
+NO_DEMAND, DEPENDENCY, CAPACITY = Cause.NO_DEMAND, Cause.DEPENDENCY, Cause.CAPACITY
 
 
 class Ring:
@@ -127,9 +130,10 @@ class Ring:
         else:
             self._wait_until = None
         self._note_cause()
+        running = queues.running
         assert 0 <= queues.blocks_free <= self._kv_blocks
-        assert 0 <= queues.live_decodes <= queues.running <= self.plan.running_max
-        assert queues.running + len(queues.waiting) == len(self._requests)
+        assert 0 <= queues.live_decodes <= running <= self.plan.running_max
+        assert running + len(queues.waiting) == len(self._requests)
         assert len(self._open) == queues.open_count <= self.plan.window_max
         return orders
 
@@ -176,6 +180,7 @@ class Ring:
         self._require(id_ in self._open and epoch == self.epoch, event)
         batch, members = self._open[id_]
         decodes = batch.decodes
+        tokens = members  # Who gets one, if still live.
         if decodes < len(members):
             for start, request in zip(batch.starts[decodes:], members[decodes:], strict=True):
                 # Chunks of one prompt never overtake each other, however stages overlap.
@@ -185,27 +190,26 @@ class Ring:
         del self._open[id_]
         queues = self._queues
         queues.open_count -= 1
-        tokens: list[Request] = []  # Who gets one.
-        for request in members[:decodes] if decodes < len(members) else members:
-            request.in_flight = 0
-            if request.is_live:
-                tokens.append(request)
         if decodes < len(members):
             chunks = zip(members[decodes:], batch.rows[decodes:], strict=True)
+            tokens = members[:decodes]
             tokens += [request for request, rows in chunks if self._chunk_returned(request, rows)]
-        if not tokens:
-            return []
+        delivered: list[RequestId] = []
         ended: list[tuple[Request, FinishReason]] = []
         ready = queues.decodes
         for request in tokens:
-            request.given += 1
+            request.in_flight = 0
+            if not request.is_live:
+                continue  # It ended meanwhile: the token is late.
+            request.given = given = request.given + 1
+            delivered.append(request.id)
             if stopped and request.id in stopped:
                 ended.append((request, FinishReason.STOP))
-            elif request.given == request.output_max:
+            elif given == request.output_max:
                 ended.append((request, FinishReason.LENGTH))
             else:
                 ready.append(request)
-        orders: Orders = [Deliver(id_, tuple([request.id for request in tokens]))]
+        orders: Orders = [Deliver(id_, tuple(delivered))] if delivered else []
         if ended:
             self._end(ended, orders)
         return orders
@@ -312,9 +316,9 @@ class Ring:
 
     def _launch(self, orders: Orders) -> None:
         """Compose micro-batches while a window place is free and the packer finds rows."""
-        queues = self._queues
+        queues, packer = self._queues, self._packer
         while queues.open_count < queues.window and not self._lost:
-            composition = self._packer(queues)
+            composition = packer(queues)
             is_empty = not (composition.decodes or composition.chunks)
             if not is_empty:
                 if self._may_wait and self._should_wait(composition):
@@ -322,7 +326,9 @@ class Ring:
                 orders.append(Launch(self._compose(composition)))
             # The victim may have stood before decodes that have room.
             is_relieved = composition.is_short and self._relieve_kv(orders)
-            if (is_empty and not is_relieved) or not queues.has_work:
+            if is_empty and not is_relieved:
+                break
+            if not (queues.decodes or queues.prompts or queues.waiting):
                 break
         self._wait_until = None
 
@@ -336,26 +342,26 @@ class Ring:
     def _compose(self, composition: Composition) -> MicroBatch:
         """Freeze a composition into a micro-batch."""
         plan, queues, tally = self.plan, self._queues, self._tally
-        flight = queues.take(composition, MicroBatchId(tally.micro_batches), self.epoch)
-        batch = flight[0]
-        assert len(batch.requests) <= plan.micro_batch_width
+        id_ = MicroBatchId(tally.micro_batches)
+        batch, members = self._open[id_] = queues.take(composition, id_, self.epoch)
+        assert len(members) <= plan.micro_batch_width
         assert batch.row_count <= plan.row_width
         tally.micro_batches += 1
-        self._open[batch.id] = flight
         tally.blocks_free_least = min(tally.blocks_free_least, queues.blocks_free)
         return batch
 
     def _note_cause(self) -> None:
         """Why the head cannot compose another micro-batch now; a starved stage inherits it."""
         queues = self._queues
-        if not (queues.decodes or queues.prompts or queues.waiting):
-            cause = Cause.DEPENDENCY if queues.running else Cause.NO_DEMAND
-            self._tally.stalls[BindingLimit.DEPENDENCY] += queues.running > 0
-        elif self._wait_until is not None:
-            cause = Cause.DEPENDENCY
+        if queues.decodes or queues.prompts or queues.waiting:
+            cause = CAPACITY if self._wait_until is None else DEPENDENCY
+            if cause is CAPACITY and queues.open_count >= queues.window:
+                self._tally.window_stalls += 1
+        elif queues.running:
+            cause = DEPENDENCY
+            self._tally.dependency_stalls += 1
         else:
-            cause = Cause.CAPACITY
-            self._tally.stalls[BindingLimit.WINDOW] += queues.open_count >= queues.window
+            cause = NO_DEMAND
         if cause is not self.causes.cause:
             self.causes.switch(cause, self.now)
 

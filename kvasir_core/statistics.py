@@ -56,9 +56,8 @@ class Tally:
     offered: int = 0
     ended: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
     micro_batches: int = 0
-    stalls: dict[BindingLimit, int] = field(
-        default_factory=lambda: {BindingLimit.WINDOW: 0, BindingLimit.DEPENDENCY: 0}
-    )
+    window_stalls: int = 0  # Events after which the window forbade another micro-batch,
+    dependency_stalls: int = 0  # and after which every live request was in flight.
     blocks_free_least: int
     preemptions: int = 0
     rows_recomputed: int = 0
@@ -80,7 +79,10 @@ class Tally:
             epoch=epoch,
             lost=lost,
             micro_batches=self.micro_batches,
-            stalls=dict(self.stalls),
+            stalls={
+                BindingLimit.WINDOW: self.window_stalls,
+                BindingLimit.DEPENDENCY: self.dependency_stalls,
+            },
             kv_blocks_total=blocks,
             kv_blocks_in_use=blocks - queues.blocks_free,
             kv_blocks_peak=blocks - self.blocks_free_least,
