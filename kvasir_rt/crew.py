@@ -296,11 +296,13 @@ class Crew:
 
     # ------------------------------------------------------------------ who is alive
 
-    def check(self, *, is_urgent: bool) -> list[Loss]:
-        """Pulse, and find out who is lost since the last call; at once if urgent, else in turn."""
+    @property
+    def is_check_due(self) -> bool:
+        return bool(self._found) or self._clock() - self._checked_ns >= CHECK_NS
+
+    def check(self) -> list[Loss]:
+        """Pulse, and find out who is lost since the last call."""
         now = self._clock()
-        if now - self._checked_ns < CHECK_NS and not (is_urgent or self._found):
-            return []
         if now - self._checked_ns > PAUSE_NS:
             for member in self.members:  # We stood still, so we could not hear them.
                 member.heard_ns = member.since_ns = now

@@ -78,6 +78,7 @@ class Driver:
         self._pending: tuple[Flight, list[int]] | None = None
         self._detail = ""  # Of the request that is being ended.
         self._quiet_since: int | None = None
+        self._lost_now: set[int] = set()  # In this round.
         self._deaf: list[RequestId] = []  # Their client's callback failed.
 
     def now(self) -> Nanos:
@@ -99,6 +100,7 @@ class Driver:
         Raises:
             RingDown: Too many stages were lost.
         """
+        self._lost_now.clear()
         for result, body in turn.results:
             self._take_result(result, body)
         for release in turn.releases:
@@ -113,7 +115,8 @@ class Driver:
         wakeup = self.ring.next_wakeup()
         if wakeup is not None and self.now() >= wakeup:
             self._tell(TimePassed())
-        self._watch_for_stall()
+        if turn.is_check_due:
+            self._watch_for_stall()
 
     def stop_recording(self) -> tuple[Nanos, RingStatistics]:
         """Account everything up to now, let the recorder go, and say when that was."""
@@ -282,6 +285,9 @@ class Driver:
         return here
 
     def _lose(self, loss: Loss) -> None:
+        if loss.stage in self._lost_now:
+            return  # Found in two ways at once; its successor must live.
+        self._lost_now.add(loss.stage)
         why = self._lines.lose(loss)
         log.warning("stage %d lost: %s", loss.stage, why)
         self._losing.add(loss.stage)

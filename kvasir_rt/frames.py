@@ -134,8 +134,10 @@ def unpack_rows(body: wire.Buffer, count: int) -> list[ResultRow]:
             at += _row.size
             if not 0 <= tops <= LOGPROBS_MAX:
                 raise WireError(f"a result row has {tops} alternatives; at most {LOGPROBS_MAX}")
-            top = tuple(_top.unpack_from(body, at + i * _top.size) for i in range(tops))
-            at += tops * _top.size
+            top: tuple[tuple[int, float], ...] = ()
+            if tops:
+                top = tuple(_top.unpack_from(body, at + i * _top.size) for i in range(tops))
+                at += tops * _top.size
             rows.append(ResultRow(None if token == NO_TOKEN else token, logprob, top))
     except struct.error:
         raise WireError(f"a result of {len(body)} bytes is too short for {count} rows") from None

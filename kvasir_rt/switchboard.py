@@ -67,6 +67,7 @@ class Turn:
     releases: list[wire.Release] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
     became_wired: bool = False
+    is_check_due: bool = False  # Now and then, for watchdogs.
 
 
 class Switchboard:
@@ -115,6 +116,8 @@ class Switchboard:
         self._credits: int | None = 0
         self._queue: deque[wire.Lap | wire.Release] = deque()
         self._is_head_ready = False
+        self._hears_head = False
+        self._head_fault = ""  # What it sent that it must not.
         self._was_wired = False
         self._submitted: list[tuple[int, int]] = []
         self._children: set[int] = set()  # Their pidfds.
@@ -179,6 +182,7 @@ class Switchboard:
             RingDown: The ring cannot go on.
         """
         turn = Turn()
+        self._listen_to_head()
         ready = dict(self._poller.poll(wait_ms))
         if self._wake_fd in ready:
             os.eventfd_read(self._wake_fd)
@@ -188,10 +192,7 @@ class Switchboard:
             self.crew.hear()
         if self._head is not None:
             if self._head.socket in ready:
-                try:
-                    self._hear_head(self._head)
-                except WireError as error:
-                    turn.losses.append(Loss(0, str(error), is_dead=True))
+                self._flush()
             if self._head.monitor in ready and self._head.was_disconnected():
                 self.crew.note_broken_link(0)
         if self._results.socket in ready:
@@ -204,8 +205,20 @@ class Switchboard:
         if not self._was_wired and self._is_head_ready and self.crew.is_wired:
             self._was_wired = turn.became_wired = True
         is_urgent = not self._children.isdisjoint(ready)
-        turn.losses += self.crew.check(is_urgent=is_urgent)
+        turn.is_check_due = is_urgent or self.crew.is_check_due
+        if self._head_fault:
+            turn.losses.append(Loss(0, self._head_fault, is_dead=True))
+            self._head_fault = ""
+        if turn.is_check_due:
+            turn.losses += self.crew.check()
         return turn
+
+    def _listen_to_head(self) -> None:
+        """Credits wake us only when something waits for them; else `_flush` picks them up."""
+        wanted = bool(self._queue) or not self._is_head_ready
+        if self._head is not None and wanted != self._hears_head:
+            self._hears_head = wanted
+            self._poller.register(self._head.socket, zmq.POLLIN if wanted else 0)
 
     def _greet_head(self) -> None:
         head = self.crew.members[0]
@@ -217,7 +230,7 @@ class Switchboard:
             self._options.keys,
             head.join.server_key,
         )
-        self._poller.register(self._head.socket, zmq.POLLIN)
+        self._hears_head = False
         self._poller.register(self._head.monitor, zmq.POLLIN)
         self._head.send(wire.encode(self._hello(BRIDGE)))
 
@@ -225,6 +238,7 @@ class Switchboard:
         return hello(self._plan, self._digest, self._options.crew.dtype, sender, self.crew.epoch)
 
     def _hear_head(self, head: Outlet) -> None:
+        """Take in the welcome and all credits that wait."""
         while (frame := head.receive()) is not None:
             self.traffic.add("in", "credit", len(frame))
             match wire.decode_edge(frame):
@@ -240,7 +254,6 @@ class Switchboard:
                     raise RingDown(f"the head refused the bridge: {why}")
                 case other:
                     raise WireError(f"the head sent {type(other).__name__.lower()}")
-        self._flush()
 
     def _hear_tail(self, turn: Turn) -> None:
         tail = self._plan.stages - 1
@@ -277,7 +290,14 @@ class Switchboard:
         return submitted
 
     def _flush(self) -> None:
-        while self._queue and self._head is not None:
+        if self._head is None:
+            return
+        try:
+            self._hear_head(self._head)
+        except WireError as error:
+            self._head_fault = str(error)
+            return
+        while self._queue:
             message = self._queue[0]
             if isinstance(message, wire.Lap):
                 if self._credits == 0:
@@ -297,7 +317,8 @@ class Switchboard:
         self._tail_peer = None
         self._is_head_ready = self._was_wired = False
         if self._head is not None:
-            self._poller.unregister(self._head.socket)
+            if self._hears_head:
+                self._poller.unregister(self._head.socket)
             self._poller.unregister(self._head.monitor)
             self._head.close()
             self._head = None

@@ -118,7 +118,7 @@ class Story:
             self.now += SECOND // 10
             for stage in beating:
                 self.beat(stage)
-            losses += self.crew.check(is_urgent=False)
+            losses += self.crew.check()
         return losses
 
     def sent_to(self, peer: str) -> list[wire.ToStage]:
@@ -168,7 +168,7 @@ def test_a_bridge_that_stood_still_itself_blames_nobody() -> None:
     story.bring_up()
     story.run(1)
     story.now += 40 * SECOND  # Stopped and continued.
-    assert story.crew.check(is_urgent=False) == []
+    assert story.crew.check() == []
     assert story.run(1.0, beating=()) == []
     assert {loss.stage for loss in story.run(1.0, beating=())} == {0, 1, 2}
 
@@ -178,13 +178,13 @@ def test_a_stage_that_computes_one_micro_batch_far_too_long_is_lost() -> None:
     story.bring_up()
     member = story.crew.members[1]
     story.beat(1, held_s=59, rows=8)  # Nothing is known of its speed yet.
-    assert story.crew.check(is_urgent=True) == []
+    assert story.crew.check() == []
     member.holds.extend([(100_000_000, 8)] * 9)
     assert member.hold_limit_ns(8) == 2 * SECOND  # 20 times the median.
     assert member.hold_limit_ns(80) == 20 * SECOND  # Ten times the rows may take ten times as long.
     assert member.hold_limit_ns(1) == 2 * SECOND
     story.beat(1, held_s=2.1, rows=8)
-    (loss,) = story.crew.check(is_urgent=True)
+    (loss,) = story.crew.check()
     assert (loss.stage, loss.is_dead) == (1, True)
     assert "computed for 2.1 s; 2.0 s were allowed" in loss.why
 
@@ -193,12 +193,12 @@ def test_a_broken_link_is_a_loss_only_if_nobody_dies_of_it_soon() -> None:
     story = Story()
     story.bring_up()
     story.say("s0", wire.LinkLost(Epoch(0)))
-    assert story.crew.check(is_urgent=True) == []
+    assert story.crew.check() == []
     (loss,) = story.run(0.4)
     assert loss == Loss(1, "the connection to its upstream broke", is_dead=False)
     story.say("s0", wire.LinkLost(Epoch(0)))
     story.supervisor.dead.append(1)
-    (loss,) = story.crew.check(is_urgent=True)
+    (loss,) = story.crew.check()
     assert loss.is_dead
     why = story.crew.lose(loss)
     assert "process 4711: killed by signal 9" in why
@@ -242,7 +242,7 @@ def test_a_loss_before_the_ring_was_ever_up_ends_the_start() -> None:
     story = Story()
     story.join("s0", 0)
     story.say("s0", wire.Failed("no such tensor"))
-    (loss,) = story.crew.check(is_urgent=True)
+    (loss,) = story.crew.check()
     with pytest.raises(RingDown, match="stage 0 did not start: no such tensor"):
         story.crew.lose(loss)
 
@@ -256,7 +256,7 @@ def test_a_spare_takes_the_next_place_and_a_dead_spare_does_not() -> None:
     assert story.sent_to("spare") == []
     story.crew.lose(Loss(2, "it broke", is_dead=True))
     assert isinstance(story.sent_to("s2")[-1], wire.Stop)
-    story.crew.check(is_urgent=True)
+    story.crew.check()
     (assign,) = [m for m in story.sent_to("spare") if isinstance(m, wire.Assign)]
     assert assign.stage == 2
     assert not any(isinstance(m, wire.Assign) for m in story.sent_to("dead spare"))
