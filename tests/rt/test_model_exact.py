@@ -1,0 +1,192 @@
+"""Against transformers, from the same file: logits within 1e-3 and equal greedy tokens in float32."""
+
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvasir_rt.errors import ModelFileError
+from kvasir_rt.gguf_file import open_gguf
+from kvasir_rt.model_files import find_model
+from kvasir_rt.tokenizer import Tokenizer, load_tokenizer
+from tests.rt.batches import forward, greedy, greedy_mixed, micro_batch, stages_of
+from tests.rt.tiny_models import VOCAB, TinyModel, write_tiny_model
+
+transformers = pytest.importorskip("transformers", reason="the oracle is not installed")
+pytest.importorskip("accelerate", reason="transformers needs it to load a GGUF file")
+
+LOGITS_TOLERANCE = 1e-3
+TEXTS = (
+    "The capital of France is Paris. The capital of Germany is",
+    "def add(a, b):\n    return",
+    "Once upon a time",
+    "1 2 3 4 5",
+    "Water boils at a temperature of 100 degrees Celsius, because",
+    "Dear Sir or Madam,",
+    "Le chat est sur la table et",
+    "x" * 40,
+)
+
+
+def load_oracle(path: Path, **options: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Not ours.
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=torch.float32, **options
+        ).eval()
+
+
+def oracle_greedy(oracle: Any, prompt: list[int], tokens: int) -> list[int]:
+    """Without a cache, so that nothing but the model itself is trusted."""
+    ids = list(prompt)
+    with torch.inference_mode():
+        for _ in range(tokens):
+            ids.append(int(oracle(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+# ------------------------------------------------------------------------------- SmolLM2
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Path:
+    try:
+        return find_model("smollm2-135m")
+    except ModelFileError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def smollm2_oracle(smollm2: Path) -> Any:
+    return load_oracle(smollm2)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2: Path) -> Iterator[Tokenizer]:
+    with open_gguf(smollm2) as gguf:
+        yield load_tokenizer(gguf)
+
+
+def test_smollm2_has_the_logits_and_greedy_tokens_of_transformers_alone_and_mixed(
+    smollm2: Path, smollm2_oracle: Any, tokenizer: Tokenizer
+) -> None:
+    prompts = [tokenizer.encode(text, add_bos=True, parse_special=False) for text in TEXTS]
+    expected = [oracle_greedy(smollm2_oracle, prompt, 12) for prompt in prompts]
+    with open_gguf(smollm2) as gguf:
+        stages = stages_of(gguf, [0, 17, 30])
+    with torch.inference_mode():
+        logits = smollm2_oracle(torch.tensor([prompts[0]])).logits[0]
+    for rows in (1, len(prompts[0])):  # Every position of the first prompt, then the last.
+        mine = torch.cat(
+            [
+                forward(stages, micro_batch([], [(0, at, rows)], [0]), prompts[0][at : at + rows])
+                for at in range(0, len(prompts[0]), rows)
+            ]
+        )
+        stages[0].release([0])
+        stages[1].release([0])
+        assert (mine - logits[-len(mine) :]).abs().max() < LOGITS_TOLERANCE
+    assert [greedy(stages, prompt, 12) for prompt in prompts[:3]] == expected[:3]
+    assert greedy_mixed(stages, prompts, 12, seed=3) == expected
+
+
+def test_smollm2_bfloat16_stays_near_float32(
+    smollm2: Path, smollm2_oracle: Any, tokenizer: Tokenizer
+) -> None:
+    prompt = tokenizer.encode(TEXTS[0], add_bos=True, parse_special=False)
+    with open_gguf(smollm2) as gguf:
+        stages = stages_of(gguf, [0, 17, 30], dtype="bfloat16")
+    mb = micro_batch([], [(0, 0, len(prompt))], [0])
+    with torch.inference_mode():
+        logits = smollm2_oracle(torch.tensor([prompt])).logits[0, -1]
+    mine = forward(stages, mb, prompt)[0]
+    assert (mine - logits).abs().max() < 1.0  # Of a scale of 28.
+    assert int(mine.argmax()) == int(logits.argmax())
+
+
+def test_smollm2_tokens_and_chat_are_those_of_transformers(
+    smollm2: Path, tokenizer: Tokenizer
+) -> None:
+    theirs = transformers.AutoTokenizer.from_pretrained(smollm2.parent, gguf_file=smollm2.name)
+    for text in (*TEXTS, "don't ünïcödé 漢字 🙂\n\n\tx 3.14", "<|im_start|>user\nhi<|im_end|>", ""):
+        ids = tokenizer.encode(text, add_bos=True, parse_special=True)
+        assert ids == theirs(text).input_ids
+        assert tokenizer.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello there"},
+        {"role": "assistant", "content": "Hi"},
+        {"role": "user", "content": "Why?"},
+    ]
+    for cut in (1, 2, 4):
+        text = theirs.apply_chat_template(
+            messages[:cut], tokenize=False, add_generation_prompt=True
+        )
+        assert tokenizer.apply_chat_template(messages[:cut]) == text
+        assert tokenizer.chat(messages[:cut]) == theirs(text).input_ids
+
+
+def test_smollm2_opens_and_loads_its_tokenizer_quickly(smollm2: Path) -> None:
+    start = time.process_time()
+    with open_gguf(smollm2) as gguf:
+        opened = time.process_time() - start
+        load_tokenizer(gguf)
+    loaded = time.process_time() - start
+    assert opened < loaded < 20 * max(opened, 0.05)  # The library takes 40 times as long to open.
+
+
+# -------------------------------------------------------------------------- tiny models
+
+
+def oracle_options(model: TinyModel) -> dict[str, Any]:
+    """What transformers' GGUF maps leave out."""
+    shared = {
+        "vocab_size": VOCAB, "hidden_size": model.hidden, "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads, "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim, "rms_norm_eps": 1e-6, "max_position_embeddings": model.context,
+        "rope_theta": 10_000.0, "tie_word_embeddings": model.is_tied,
+        "intermediate_size": model.ffn,
+    }  # fmt: skip
+    if model.architecture == "qwen3":
+        return {"config": transformers.Qwen3Config(**shared)}
+    if model.architecture == "qwen3moe":
+        config = transformers.Qwen3MoeConfig(
+            **shared,
+            num_experts=model.experts,
+            num_experts_per_tok=model.experts_used,
+            moe_intermediate_size=model.expert_ffn,
+            norm_topk_prob=True,
+            decoder_sparse_step=1,
+        )
+        return {"config": config}
+    return {}
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "qwen3moe"])
+def test_a_tiny_model_has_the_logits_and_greedy_tokens_of_transformers(
+    tmp_path: Path, architecture: str, is_tied: bool
+) -> None:
+    model = TinyModel(architecture=architecture, is_tied=is_tied)
+    path = write_tiny_model(tmp_path / "tiny.gguf", model)
+    oracle = load_oracle(path, **oracle_options(model))
+    prompts = [[5, 10, 300, 40, 7], [100], [17, 17, 250, 3, 9, 81, 200, 44, 61]]
+    with open_gguf(path) as gguf:
+        stages = stages_of(gguf, [0, 1, 3, 4])
+    for prompt in prompts:
+        with torch.inference_mode():
+            logits = oracle(torch.tensor([prompt])).logits[0, -1]
+        mb = micro_batch([], [(0, 0, len(prompt))], [0])
+        mine = forward(stages, mb, prompt)[0]
+        for stage in stages:
+            stage.release([0])
+        assert (mine - logits).abs().max() < LOGITS_TOLERANCE
+    expected = [oracle_greedy(oracle, prompt, 32) for prompt in prompts]
+    if not is_tied:
+        assert len({token for tokens in expected for token in tokens}) > 16
+    assert [greedy(stages, prompt, 32) for prompt in prompts] == expected
+    assert greedy_mixed(stages, prompts, 32, seed=1) == expected
