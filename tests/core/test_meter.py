@@ -73,10 +73,8 @@ def histories(draw: st.DrawFn) -> History:
 
 
 def counted(meter: StageMeter) -> dict[str, int]:
-    found: dict[str, int] = {"busy": meter.busy_ns, "blocked": meter.blocked_ns}
-    for cause, ns in meter.starved_by_ns.items():
-        found[cause] = ns
-    return {state: ns for state, ns in found.items() if ns}
+    states = [("busy", meter.busy_ns), ("blocked", meter.blocked_ns), *meter.starved_by_ns.items()]
+    return {state: ns for state, ns in states if ns}
 
 
 def feed(meter: StageMeter, runs: Sequence[Run], clock: CauseClock) -> None:
