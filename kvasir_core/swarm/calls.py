@@ -272,6 +272,7 @@ class Calls:
         flight = Flight(*part, worker, worker.session, slice_, pairs, at, is_trial)
         self._flights[flight.key] = flight
         worker.in_flight += 1
+        worker.sent_at = at
         self.changed[worker.id] = None
         self._time(deadline, flight, is_deadline=True)
         return flight

@@ -10,7 +10,7 @@ or the hub says about ability.
 """
 
 from collections.abc import Sequence
-from typing import assert_never
+from typing import assert_type
 
 from kvasir_core.errors import IllegalEvent
 from kvasir_core.events import TimePassed
@@ -121,7 +121,7 @@ class Coordinator:
     def statistics(self) -> CoordinatorStatistics:
         at = self._clock.now
         gauge = self._engagement.gauge
-        workers = [w for w in self._roster.workers.values() if w.is_attached]
+        workers = self._roster.workers.values()
         return CoordinatorStatistics(
             is_engaged=self._engagement.is_engaged,
             engagements=self._engagement.changes,
@@ -134,8 +134,10 @@ class Coordinator:
             map_age_ns=None if self._map_at is None else Nanos(at - self._map_at),
             maps_missed=self._map.missed,
             workers_known=len(self._roster.workers),
-            workers_attached=len(workers),
-            slices=tuple(_slice_statistics(w, s, at) for w in workers for s in w.slices),
+            workers_attached=sum(worker.is_attached for worker in workers),
+            slices=tuple(
+                _slice_statistics(w, s, at) for w in workers for s in w.slices or w.proven
+            ),
             calls=self._calls.statistics(),
             clock_jumps=self._clock.jumps,
         )
@@ -236,10 +238,8 @@ class Coordinator:
                 return self._detach(event.worker, event.session, at)
             case StageMeasured():
                 self._engagement.measure(*event, self._calls.pairs_accepted, at)
-            case TimePassed():
-                pass
             case _:
-                assert_never(event)
+                assert_type(event, TimePassed)
         return []
 
     def _follow_gauge(self, at: Nanos) -> Decisions:

@@ -10,7 +10,7 @@ one open claim; a generation is used for one connection. Absent by design: trust
 (a coordinator's doubt uncovers a slice), any worker's clock, and any address.
 """
 
-from typing import assert_never
+from typing import assert_type
 
 from kvasir_core.events import TimePassed
 from kvasir_core.swarm import hub_views
@@ -142,8 +142,6 @@ class Hub:
 
     def _apply(self, event: HubEvent, at: Nanos) -> Decisions:
         match event:
-            case TimePassed():
-                pass
             case CoverageReported():
                 return self._cover(event, at)
             case VolunteerAsked():
@@ -174,7 +172,7 @@ class Hub:
             case StateRestored():
                 self._restore(event, at)
             case _:
-                assert_never(event)
+                assert_type(event, TimePassed)
         return []
 
     def _follow_load(self, event: HubEvent, at: Nanos) -> Decisions:

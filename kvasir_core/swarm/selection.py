@@ -15,7 +15,10 @@ Holder = tuple[Slice, Worker]
 def choose(
     holders: Iterable[Holder], pairs: Sequence[tuple[int, int]], at: Nanos, *, is_engaged: bool
 ) -> tuple[list[Holder], list[Holder]]:
-    """Of those with a slice that the pairs touch: who is ready for parts, who is tried."""
+    """Of those with a slice that the pairs touch: who is ready for parts, who is tried.
+
+    The least busy, then the longest unused, comes first: it gets what cannot be split.
+    """
     experts = [expert for expert, _ in pairs]
     ready: list[Holder] = []
     trials: list[Holder] = []
@@ -29,6 +32,7 @@ def choose(
             continue
         elif _is_tried(worker, at, is_engaged=is_engaged):
             trials.append((slice_, worker))
+    ready.sort(key=lambda holder: (holder[1].in_flight, holder[1].sent_at))
     return ready, trials
 
 

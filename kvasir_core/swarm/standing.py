@@ -24,7 +24,8 @@ class Worker:
         "answers", "breaks", "deviation_ns", "engaged_at", "failed_trials", "failures",
         "grace_from", "id", "in_flight", "is_attached", "is_on_trial", "is_suspect",
         "last_serve_ms", "mean_ns", "overdue", "policy", "proven", "quarantined_until",
-        "quarantines", "rate", "retry_at", "served", "session", "session_closed", "slices",
+        "quarantines", "rate", "retry_at", "sent_at", "served", "session",
+        "session_closed", "slices",
     )  # fmt: skip
 
     def __init__(self, worker: WorkerId, policy: SwarmPolicy) -> None:
@@ -50,6 +51,7 @@ class Worker:
         self.rate = 0  # Pairs a second, measured.
         self.mean_ns = self.deviation_ns = 0  # Of its answers' times.
         self.in_flight = self.overdue = 0
+        self.sent_at = Nanos(0)  # Last dispatch to it, whatever the reason.
 
     def standing(self, slice_: Slice, at: Nanos) -> Standing:
         if at < self.quarantined_until:

@@ -33,7 +33,7 @@ class CallStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceStatistics:
-    """One attached slice of a worker."""
+    """One slice of a worker: attached, or proven by one that is gone."""
 
     worker: WorkerId
     session: Session

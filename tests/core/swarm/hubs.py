@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from kvasir_core.events import TimePassed
 from kvasir_core.swarm import Hub, SwarmPolicy
@@ -46,14 +48,10 @@ SECOND = 1_000_000_000
 Range = tuple[int, int, int]
 
 
-def patient(policy: SwarmPolicy | None = None, **changes: object) -> SwarmPolicy:
+def patient(**changes: Any) -> SwarmPolicy:
     """A policy whose shell may be silent for long: tests step far."""
-    from dataclasses import replace
-
-    return replace(
-        policy or SwarmPolicy(), tick_ns=Nanos(10**6 * SECOND), silence_max_ns=Nanos(10**7 * SECOND),
-        **changes,
-    )  # type: ignore[arg-type]  # fmt: skip
+    far = Nanos(10**6 * SECOND)
+    return replace(SwarmPolicy(**changes), tick_ns=far, silence_max_ns=Nanos(10 * far))
 
 
 class HubWorld:
@@ -65,7 +63,7 @@ class HubWorld:
         *,
         layers: tuple[int, ...] = (0, 1),
         experts: int = 64,
-        busy: int = 0,
+        busy: int | None = 0,
         seed: int = 1,
         hub: Hub | None = None,
         is_registered: bool = True,
@@ -73,7 +71,7 @@ class HubWorld:
         self.policy = policy or SwarmPolicy()
         self.hub = hub or Hub(self.policy, random.Random(seed))
         self.now = 0
-        self.busy: int | None = busy  # None = the poll hangs, -1 = it fails.
+        self.busy = busy  # None = the poll hangs, -1 = it fails.
         self.log: list[tuple[HubEvent, int, list[HubDecision]]] = []
         if is_registered:
             self.send(ModelRegistered(ModelName("m"), layers, experts, 256))

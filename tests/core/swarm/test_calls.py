@@ -1,7 +1,7 @@
 """The life of a call: hedged, accepted or local, every pair exactly once, liars found."""
 
 import random
-from itertools import count
+from itertools import count, pairwise
 from math import nan
 
 import pytest
@@ -19,7 +19,7 @@ from kvasir_core.swarm.decisions import (
     Verify,
 )
 from kvasir_core.swarm.events import AnswerArrived, AnswerChecked
-from kvasir_core.swarm.words import Failure, Session, Share, Standing, WorkerId
+from kvasir_core.swarm.words import CallId, Failure, Session, Share, Standing, WorkerId
 from kvasir_core.units import Nanos
 from tests.core.swarm.test_coordinator import PAIRS, engaged_world, steady
 from tests.core.swarm.worlds import SECOND, FakeWorker, World, seconds
@@ -39,6 +39,25 @@ def two_workers(policy: SwarmPolicy | None = None, **workers: FakeWorker) -> Wor
 
 def kinds(world: World) -> list[str]:
     return [type(d).__name__ for _, _, ds in world.log for d in ds]
+
+
+def test_without_workers_everything_is_local_at_once() -> None:
+    world = World(busy=4)
+    world.run(10)
+    assert world.route([(3, 2), (9, 4)]) == [
+        ComputeLocally(CallId(1), 0, (Share(3, 0, 2), Share(9, 0, 4))),
+        Conclude(CallId(1)),
+    ]
+
+
+def test_idle_equals_take_turns() -> None:
+    world = two_workers()
+    for _ in range(10):
+        world.route([(0, 1)])
+        world.run(0.1)
+    orders = [o.worker for _, o in world.dispatched[-10:]]
+    assert orders[0] != orders[1]
+    assert orders == orders[:2] * 5
 
 
 def test_under_load_pairs_go_out_and_what_nobody_holds_stays() -> None:
@@ -227,7 +246,7 @@ def test_a_liar_is_tried_again_after_the_quarantine_which_doubles() -> None:
     steady(world, 4000, 1)
     world.run_until(seconds(4000))
     tries = [at / SECOND for at, _ in world.dispatched]
-    assert [round(b - a, -1) for a, b in zip(tries, tries[1:], strict=False)] == [600, 1200]
+    assert [round(b - a, -1) for a, b in pairwise(tries)] == [600, 1200]
     world.workers["W"] = FakeWorker()
     world.run(1)
     world.every(10, lambda: world.route(PAIRS), 8000)
@@ -244,8 +263,8 @@ def test_a_worker_honest_until_proven_is_caught_and_all_it_holds_is_computed_els
         world.route([(0, 1), (1, 1), (2, 1), (3, 1)])
     world.run(2)
     standings = {s.worker: s.standing for s in world.coordinator.statistics().slices}
-    assert standings["P"] is Standing.QUARANTINED
-    assert standings["Q"] is not Standing.QUARANTINED
+    assert standings[WorkerId("P")] is Standing.QUARANTINED
+    assert standings[WorkerId("Q")] is not Standing.QUARANTINED
     assert world.coordinator.statistics().calls.mismatches == 1
     world.check_sums()
 
@@ -268,6 +287,19 @@ def test_a_worker_wrong_five_percent_of_the_time_is_caught_within_the_statistica
     # Checked answers needed are geometric with p = 0.05: 20 at once, then one in fifty.
     assert sorted(answers_until_caught)[10] < 800
     assert max(answers_until_caught) < 6000
+
+
+def test_what_a_liar_still_holds_is_hedged_to_another_replica_when_it_is_caught() -> None:
+    world = two_workers(
+        P=FakeWorker(latency_s=0.005, norm_ratio=nan), Q=FakeWorker(latency_s=0.009)
+    )
+    for expert in range(4):
+        world.route([(expert, 1)])
+    world.run(1)
+    hedges = [d for _, _, ds in world.log for d in ds if isinstance(d, Hedge)]
+    assert {h.worker for h in hedges} == {"Q"}
+    assert len(hedges) == 2  # Both parts that P held, the lie and the one that it still owed.
+    world.check_sums()
 
 
 def test_a_mismatch_reported_after_the_worker_was_condemned_is_dropped() -> None:
@@ -327,10 +359,11 @@ def test_law_d7_whatever_subset_of_workers_fails_every_pair_enters_the_sum_exact
             known = [s for s in world.coordinator.statistics().slices if s.worker == name]
             world.detach(name, sessions[name])
             sessions[name] += 1
-            if known and data.draw(st.booleans()):
+            returns = data.draw(st.booleans())
+            if known and returns:
                 world.attach(name, (0, *known[0].experts), session=sessions[name])
         else:
-            experts = data.draw(st.lists(st.integers(0, 9), min_size=1, unique=True).map(sorted))
+            experts = sorted(data.draw(st.lists(st.integers(0, 9), min_size=1, unique=True)))
             world.route([(e, data.draw(st.integers(1, 40))) for e in experts])
         world.run(data.draw(st.sampled_from([0.0, 0.005, 0.2, 1.0])))
     world.run(3)

@@ -1,6 +1,7 @@
 """Layer 1 as stories: engagement, standing, the map, and law D2-D6."""
 
 import dataclasses
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from kvasir_core.errors import IllegalEvent
 from kvasir_core.events import StageReady, TimePassed
 from kvasir_core.swarm import Coordinator, Refused, SwarmPolicy
-from kvasir_core.swarm.decisions import Dispatch, Disengage, Engage, PollSlots, Quarantine, Report
+from kvasir_core.swarm.decisions import Disengage, Dispatch, Engage, PollSlots, Quarantine, Report
 from kvasir_core.swarm.events import (
     AnswerArrived,
     AnswerChecked,
@@ -195,7 +196,7 @@ def test_law_d5_a_hung_poll_delays_nothing_and_changes_nothing_for_thirty_second
     hung_at = world.now
     world.run_until(seconds(60))
     polls = [at for _, at, ds in world.log for d in ds if isinstance(d, PollSlots)]
-    assert {b - a for a, b in zip(polls, polls[1:], strict=False)} == {3 * SECOND}
+    assert {b - a for a, b in pairwise(polls)} == {3 * SECOND}
     blind = [
         (at, d.why) for _, at, ds in world.log for d in ds if isinstance(d, Disengage)
     ]  # fmt: skip
@@ -349,7 +350,7 @@ def test_failed_trials_back_off_by_sixty_seconds_doubling() -> None:
     steady(world, 1000)
     world.run_until(seconds(1000))
     tries = [at / SECOND for at, _ in world.dispatches_to("W")]
-    gaps = [b - a - 2 for a, b in zip(tries, tries[1:], strict=False)]  # 2 s: the deadline.
+    gaps = [b - a - 2 for a, b in pairwise(tries)]  # 2 s: the deadline.
     assert len(gaps) == 4
     for gap, expected in zip(gaps, (60, 120, 240, 480), strict=True):
         assert expected <= gap <= expected + 1
@@ -369,7 +370,7 @@ def test_a_proven_worker_is_suspect_after_two_failures_and_returns_through_a_tri
     world.run_until(seconds(50))
     later = world.dispatched[before:]
     assert all(isinstance(o, Dispatch) and o.is_trial for _, o in later)
-    gaps = [(b[0] - a[0]) / SECOND for a, b in zip(later, later[1:], strict=False)]
+    gaps = [(b[0] - a[0]) / SECOND for a, b in pairwise(later)]
     assert [round(gap) for gap in gaps] == [10, 20]  # After 5 s: 10 s, 20 s.
     world.workers["P"] = FakeWorker()
     world.run(300)
@@ -384,7 +385,7 @@ def test_the_breaker_never_waits_longer_than_its_bound() -> None:
     steady(world, 3000, 1)
     world.run_until(seconds(3000))
     tries = [at for at, o in world.dispatched if isinstance(o, Dispatch) and o.is_trial]
-    assert max(b - a for a, b in zip(tries, tries[1:], strict=False)) <= 302 * SECOND
+    assert max(b - a for a, b in pairwise(tries)) <= 302 * SECOND
 
 
 @given(
@@ -413,7 +414,7 @@ def test_laws_d2_d3_a_worker_that_never_served_gets_one_trial_per_window_of_the_
         world.run(wait_s)
     world.run(2)
     tries = [at for at, _ in world.dispatches_to("W")]
-    for k, (before, after) in enumerate(zip(tries, tries[1:], strict=False)):
+    for k, (before, after) in enumerate(pairwise(tries)):
         assert after - before >= 60 * SECOND << k
     assert world.dispatches_to("W", trials=False) == []
 
@@ -468,6 +469,23 @@ def test_workers_are_found_by_the_map_within_one_fetch() -> None:
     assert world.coordinator.statistics().workers_attached == 1
 
 
+def test_one_worker_leaves_the_map_and_the_others_stay() -> None:
+    world = World()
+    world.map = lambda: (row("A"), row("B"))
+    world.run(6)
+    world.map = lambda: (row("B"),)
+    world.run(5)
+    assert [s.worker for s in world.coordinator.statistics().slices] == ["B"]
+
+
+def test_an_answer_to_an_older_fetch_of_the_map_is_dropped() -> None:
+    world = World()
+    world.map = lambda: (row("B"),)
+    world.run(11)
+    world.send(MapFetched(PollId(0), (row("A"),)))
+    assert [s.worker for s in world.coordinator.statistics().slices] == ["B"]
+
+
 def test_law_d6_a_hub_outage_keeps_the_last_map_until_its_own_time_to_live() -> None:
     world = World()
     world.workers["W"] = FakeWorker()
@@ -499,6 +517,17 @@ def test_a_worker_that_left_the_map_may_still_answer_what_is_in_the_air() -> Non
     world.run(0.2)
     assert world.coordinator.statistics().calls.pairs_fallback == 0
     world.check_sums()
+
+
+def test_a_worker_that_hung_up_before_the_map_dropped_it_is_gone_once() -> None:
+    world = World()
+    world.workers["W"] = FakeWorker()
+    world.map = lambda: (row("W"),)
+    world.run(6)
+    world.detach("W")
+    world.map = lambda: ()
+    world.run(6)
+    assert world.coordinator.statistics().workers_attached == 0
 
 
 def test_what_carries_an_older_generation_is_dropped() -> None:
@@ -534,6 +563,15 @@ def test_a_goodbye_that_overtakes_its_hello_ends_that_generation_too() -> None:
     world.attach("W", (0, 0, 4), session=4)
     world.attach("W", (0, 0, 4), session=4)
     assert world.coordinator.statistics().workers_attached == 1
+
+
+def test_a_worker_that_left_is_shown_as_gone_with_what_it_had_proven() -> None:
+    world = engaged_world(P=FakeWorker())
+    world.detach("P")
+    assert world.slice_of("P").standing is Standing.GONE
+    assert world.slice_of("P").last_serve_ms > 0
+    world.attach("P", (0, 0, 4), session=2)
+    assert world.slice_of("P").standing is Standing.PROVEN  # It is what it has shown.
 
 
 def test_a_new_generation_takes_the_calls_of_the_old_one_with_it() -> None:
@@ -633,7 +671,7 @@ def test_policies_that_contradict_themselves_are_refused_and_faster_ones_divide_
         {"rule": "other"}, {"silence_max_ns": Nanos(SECOND)},
     ):  # fmt: skip
         with pytest.raises(ValueError, match="must be"):
-            SwarmPolicy(**wrong)  # type: ignore[arg-type]
+            SwarmPolicy(**wrong)
     fast = SwarmPolicy().faster(10)
     assert fast.hub_down_ns == 30 * SECOND
     assert fast.call_deadline_ns == SwarmPolicy().call_deadline_ns

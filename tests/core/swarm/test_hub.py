@@ -1,6 +1,7 @@
 """Layer 2 as stories: heartbeats, generations, recruiting, release, restart, hostile input."""
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -159,8 +160,9 @@ def test_law_m10_jumps_lapse_no_claim_and_change_no_target() -> None:
     assert world.model().recruiting
     assert world.hub.statistics().claims_lapsed == 0
     assert world.hub.statistics().clock_jumps == 3
-    assert world.model().age_s is not None
-    assert world.model().age_s >= 0
+    age_s = world.model().age_s
+    assert age_s is not None
+    assert age_s >= 0
 
 
 # Recruiting (M5).
@@ -274,6 +276,14 @@ def test_a_herd_gets_disjoint_slices_and_then_a_jittered_retry_time() -> None:
     waits = [a.retry_after / SECOND for a in answers if isinstance(a, Decline)]
     assert len(set(waits)) == 12
     assert all(36 <= wait <= 54 for wait in waits)
+
+
+def test_slices_on_disk_of_models_that_are_no_longer_served_are_no_reason_to_refuse() -> None:
+    world = HubWorld()
+    holds = (Held(ModelName("old"), 99, 0, 10**6), Held(M, 0, 8, 16))
+    answer = world.send(VolunteerAsked(A, None, 64, holds))[-1]
+    assert isinstance(answer, Assign)
+    assert answer.slice == (0, 8, 16)
 
 
 def test_asking_again_gives_the_same_claim_so_a_lost_answer_costs_nothing() -> None:
@@ -448,7 +458,7 @@ def test_idle_surplus_leaves_a_quarter_at_a_time_and_never_the_last_holder() -> 
         by_time[at] = by_time.get(at, 0) + 1
     assert list(by_time.values()) == [2, 1, 1, 1, 1, 1, 1]  # Of 8, 6, 5, 4, 3, 2, 1.
     times = list(by_time)
-    assert all(b - a >= 30 for a, b in zip(times, times[1:], strict=False))
+    assert all(b - a >= 30 for a, b in pairwise(times))
     assert world.segments()[0][2] == 1
     assert world.hub.statistics().releases == 8
 
@@ -474,6 +484,7 @@ def test_a_released_slice_counts_no_longer_and_is_not_dispatched_to() -> None:
     world = surplus(2)
     for number in range(2):
         world.dial(f"w{number}", world.cover(f"w{number}", (0, 0, 8)).session)
+    answers: list[object] = []
     for _ in range(41):
         world.run(15)
         answers = [world.cover(f"w{number}", (0, 0, 8)).release for number in range(2)]
@@ -697,6 +708,13 @@ def test_law_m9_no_order_carries_an_address_and_none_opens_a_connection() -> Non
     fields = {name for order in orders for name in order._fields}
     assert not {"address", "host", "port", "url", "ip"} & fields
     assert not [o for o in orders if o.__name__.startswith(("Connect", "Dial", "Open"))]
+
+
+def test_registering_a_model_again_with_the_same_numbers_changes_nothing() -> None:
+    world = HubWorld(SwarmPolicy(base=1), layers=(0,), experts=8)
+    world.cover("a", (0, 0, 8))
+    world.send(ModelRegistered(M, (0,), 8, 256))
+    assert world.segments() == [(0, 8, 1, 0, 0.0)]
 
 
 def test_demand_can_be_asked_for_one_model() -> None:

@@ -256,9 +256,9 @@ class MarketAgreement(RuleBasedStateMachine):
         expected = self.naive.volunteer(node, budget, holds, self.world.now)
         answer = self.world.volunteer(node, budget, *holds)
         if isinstance(answer, Assign):
-            assert (answer.slice, self.world.policy.claim_ttl_ns - answer.lease) == (
-                expected[0], self.world.now - expected[1],
-            )  # type: ignore[operator]  # fmt: skip
+            assert not isinstance(expected, str)
+            granted = self.world.now + answer.lease - self.world.policy.claim_ttl_ns
+            assert (answer.slice, granted) == expected
             self.assigned[node] = answer.slice
         else:
             assert answer.reason == expected

@@ -1,6 +1,7 @@
 """Saturation: a threshold, held for a dwell time; no data is not idle."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -117,7 +118,7 @@ def test_law_m5_changes_are_at_least_a_dwell_apart(
         at += gap
         readings.append((at, busy))
     seen = changes(gauge, readings)
-    for (before, _), (after, is_up) in zip(seen, seen[1:], strict=False):
+    for (before, _), (after, is_up) in pairwise(seen):
         is_hub = make == Gauge.of_hub
         assert after - before >= ((30 if is_up else 300) if is_hub else (1 if is_up else 60))
 

@@ -26,8 +26,8 @@ from kvasir_core.swarm.decisions import (
     ComputeLocally,
     Conclude,
     Decline,
-    Dispatch,
     Disengage,
+    Dispatch,
     Engage,
     FetchMap,
     Hedge,
@@ -226,6 +226,8 @@ class Swarm(RuleBasedStateMachine):
             case Report():
                 report = ServingReported(C, decision.rows)
                 self.post(lambda: self.to_hub(report))
+            case _:
+                raise AssertionError(decision)
 
     def dispatched(self, order: Dispatch | Hedge) -> None:
         """A worker gets work: the rules of D1 and D2, from outside."""
@@ -362,7 +364,7 @@ class Swarm(RuleBasedStateMachine):
         self.hub.handle(TimePassed(), Nanos(self.now))
         assert self.hub.statistics().workers_lost == lost  # M10.
         assert self.coordinator.statistics().workers_attached == attached
-        self.engaged_at = {name: self.now for name in self.engaged_at}
+        self.engaged_at = dict.fromkeys(self.engaged_at, self.now)
 
     @rule(busy=st.sampled_from([0, 1, 2, 4, 4, None]))
     def load(self, busy: int | None) -> None:
@@ -427,7 +429,7 @@ class Swarm(RuleBasedStateMachine):
     def stall_in_the_middle(self, name: str, seconds: float) -> None:
         """It takes work and is silent for a while; the others answer."""
         before, self.nodes[name].behaviour = self.nodes[name].behaviour, "stall"
-        self.route(0, {e: 1 for e in range(EXPERTS)})
+        self.route(0, dict.fromkeys(range(EXPERTS), 1))
         self.pass_time(seconds)
         self.deliver_all()
         self.nodes[name].behaviour = before

@@ -87,11 +87,13 @@ class Sum:
 class World:
     """Drives one coordinator."""
 
-    def __init__(self, policy: SwarmPolicy | None = None, *, seed: int = 1, busy: int = 0) -> None:
+    def __init__(
+        self, policy: SwarmPolicy | None = None, *, seed: int = 1, busy: int | None = 0
+    ) -> None:
         self.policy = policy or SwarmPolicy()
         self.coordinator = Coordinator(self.policy, random.Random(seed))
         self.now = 0
-        self.busy: int | None = busy  # None = the poll hangs.
+        self.busy = busy  # None = the poll hangs.
         self.poll_delay_s = 0.001
         self.poll_fails = False
         self.map: Callable[[], tuple[MapRow, ...] | None] = lambda: None  # None = hub is out.
