@@ -8,13 +8,14 @@ must survive is handed to a writing thread every few seconds, if anything has ha
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TextIO
 
 from kvasir_core.events import TimePassed
 from kvasir_core.swarm import Hub, SwarmPolicy
-from kvasir_core.swarm.decisions import HubDecision, PollCoordinator
+from kvasir_core.swarm.decisions import HubDecision, LoseWorker, PollCoordinator
 from kvasir_core.swarm.eventlog import encode
 from kvasir_core.swarm.events import (
     CoordinatorAttached,
@@ -70,6 +71,7 @@ class Control:
         self.models: dict[ModelName, ModelRegistered] = {}
         self.targets: dict[CoordinatorId, Target] = {}
         self.seen: dict[WorkerId, bytes] = {}  # Proved themselves since the last write.
+        self.segments: Counter[WorkerId] = Counter()  # Of live coverage.
         self.events_taken = 0
         self.store_problem = ""
         self._limits = limits
@@ -136,6 +138,8 @@ class Control:
                 self._ask(decision)
             else:
                 self.record.note(decision)
+            if isinstance(decision, LoseWorker):
+                self.segments.pop(decision.worker, None)
         self._set_timer(now)
         return decisions
 

@@ -32,6 +32,7 @@ class HubLimits:
     challenges_max: int = 10_000
     token_s: float = 900.0  # Short-lived; a worker renews it with a new challenge.
     nodes_max: int = 20_000  # With a valid token, and remembered with their keys.
+    segments_max: int = 200_000  # Of all workers' coverage: some 100 MB.
     # Coordinators and models.
     coordinators_max: int = 64  # Each costs a poll every 10 s.
     models_max: int = 64
@@ -45,3 +46,5 @@ class HubLimits:
     # The record.
     history_max: int = 10_000  # Rows kept in the database.
     recent_max: int = 200  # Shown by `/api/swarm`.
+    snapshot_s: float = 1.0  # `/api/swarm` is made anew at most so often, whoever asks.
+    nodes_shown_max: int = 1000  # By `/api/swarm`.

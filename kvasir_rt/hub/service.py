@@ -5,7 +5,7 @@ the `registry`'s.
 """
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from kvasir_core.swarm.decisions import Acknowledge, AdmitRelay, Assign, Decline, RefuseRelay
@@ -53,6 +53,7 @@ class HubService:
         self.slices = slices
         self.limits = limits
         self.started_at_s = time.monotonic()
+        self._shown: tuple[float, dict[str, Any]] | None = None  # Made when; the snapshot.
 
     async def close(self) -> None:
         """Cuts under way end, the state is written, files are closed."""
@@ -116,15 +117,32 @@ class HubService:
                 code="foreign",
             )
         segments = tuple(Slice(*segment) for segment in report.segments)
+        self._check_room(node, len(segments))
         claim = None if report.claim is None else ClaimId(report.claim)
         event = CoverageReported(node, ModelName(report.model), segments, claim, report.draining)
         answer = only(tell(self.control, event), Acknowledge)
+        if segments:
+            self.control.segments[node] = len(segments)
+        else:
+            self.control.segments.pop(node, None)
         return wire.CoverageReply(
             ok=True,
             relay_session=answer.session,
             release=[list(slice_) for slice_ in answer.release],
             heartbeat_s=self.control.policy.heartbeat_ns / NANOS_PER_SECOND,
         )
+
+    def _check_room(self, node: WorkerId, wanted: int) -> None:
+        """Identities cost nothing, so what all workers' coverage takes is bounded together."""
+        counts = self.control.segments
+        others = counts.total() - counts[node]
+        if others + wanted > self.limits.segments_max:
+            raise ApiError(
+                503,
+                f"{others} segments of other workers are covered; with {wanted} more they pass "
+                f"{self.limits.segments_max}, the most.",
+                code="full",
+            )
 
     def dispatch_map(self, model: str) -> wire.DispatchMap:
         name = self._known(model)
@@ -168,15 +186,25 @@ class HubService:
         return wire.Demand.model_validate(plain(self.control.hub.demand(name)))
 
     def swarm(self) -> dict[str, Any]:
-        """Everything for the live page. No token, key or address of a peer is in it."""
+        """Everything for the live page, `snapshot_s` old at most."""
+        now = time.monotonic()
+        if self._shown is None or now - self._shown[0] >= self.limits.snapshot_s:
+            self._shown = now, self._swarm()
+        return self._shown[1]
+
+    def _swarm(self) -> dict[str, Any]:
+        """No token, key or address of a peer is in it."""
         control = self.control
+        statistics = control.hub.statistics()
+        shown = replace(statistics, nodes=statistics.nodes[: self.limits.nodes_shown_max])
         return {
             "hub": self.keeper.hub,
             "uptime_s": time.monotonic() - self.started_at_s,
             "policy": policy_facts(control.policy),
             "recruitment": self.recruitment().model_dump(),
             "demand": self.demand(None).model_dump(),
-            "statistics": plain(control.hub.statistics()),
+            "workers": len(statistics.nodes),
+            "statistics": plain(shown),
             "coordinators": [
                 {
                     "coordinator": name,
