@@ -21,7 +21,9 @@ from kvasir_rt.ring_errors import RingDown, WireError
 from kvasir_rt.supervisor import StageProcess, Supervisor
 
 PULSE_NS = 500_000_000
-LOADING_SILENCE_NS = 15_000_000_000  # Decoding weights may keep the agent from speaking.
+LOADING_SILENCE_NS = (
+    15_000_000_000  # Loading may keep an agent from speaking; pidfds see local ones.
+)
 SPARES_MAX = 16  # Joined before there was a place for them; they take the next one.
 CHECK_NS = 50_000_000
 PAUSE_NS = 700_000_000  # The bridge itself stood still for longer: nobody else is to blame.
@@ -336,7 +338,7 @@ class Crew:
             if since > self.options.load_max_s * 1e9:
                 why = f"not loaded after {self.options.load_max_s:g} s"
                 self._report(member, why, is_dead=True)
-            elif now - member.heard_ns > LOADING_SILENCE_NS:
+            elif not member.is_local and now - member.heard_ns > LOADING_SILENCE_NS:
                 self._report(member, "silent while it loaded", is_dead=True)
         elif now - member.heard_ns > self.options.silence_s * 1e9:
             self._report(member, f"silent for {(now - member.heard_ns) / 1e9:.1f} s", is_dead=True)

@@ -7,11 +7,8 @@ tokens, and `traffic` counts every byte by kind (law R16). One thread, the engin
 import logging
 import os
 import select
-import shutil
-import tempfile
 from collections import deque
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import zmq
 
@@ -30,6 +27,7 @@ from kvasir_rt.link import (
 )
 from kvasir_rt.member import CrewOptions, Loss
 from kvasir_rt.ring_errors import RingDown, WireError
+from kvasir_rt.socket_directory import SocketDirectory
 from kvasir_rt.stage import StageConfig
 from kvasir_rt.supervisor import Supervisor
 
@@ -83,16 +81,14 @@ class Switchboard:
         self._plan: Plan = options.crew.plan
         self._digest = self._plan.digest
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._directory = Path(
-            tempfile.mkdtemp(prefix="kvasir-", dir=os.environ.get("XDG_RUNTIME_DIR"))
-        )
+        self._directory = SocketDirectory()
         self._context: zmq.Context[zmq.SyncSocket] = zmq.Context()
         self._admission = Admission(self._context) if options.keys is not None else None
         self.traffic = Traffic()
         try:
             self._control = Inbox(
                 self._context,
-                options.listen or f"ipc://{self._directory}/control",
+                options.listen or f"ipc://{self._directory.path}/control",
                 wire.CONTROL_BYTES_MAX,
                 options.keys,
                 CONTROL_DOMAIN,
@@ -141,7 +137,7 @@ class Switchboard:
     def _local_endpoint(self, name: str) -> str:
         listen = self._options.listen
         if listen is None:
-            return f"ipc://{self._directory}/{name}"
+            return f"ipc://{self._directory.path}/{name}"
         return f"{listen.rpartition(':')[0]}:*"
 
     def _configure(self, stage: int) -> StageConfig:
@@ -348,4 +344,4 @@ class Switchboard:
                 link.close()
         self._context.term()
         os.close(self._wake_fd)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._directory.close()

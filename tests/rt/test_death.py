@@ -14,6 +14,7 @@ import pytest
 from kvasir_core.microbatch import FinishReason
 from kvasir_rt.engine import Engine
 from kvasir_rt.ring_errors import RingDown
+from kvasir_rt.socket_directory import PREFIX, SocketDirectory
 from tests.rt.rings import Clients, engine_of, is_alive, plan_of, running, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -145,6 +146,7 @@ def test_a_stage_that_cannot_start_is_an_error_that_says_why() -> None:
 
 PARENT = """
 import sys, time
+from kvasir_rt.socket_directory import PREFIX, SocketDirectory
 from tests.rt.rings import Clients, engine_of, plan_of
 engine = engine_of(plan_of(3), hold_s=0.002)
 engine.start()
@@ -184,9 +186,27 @@ def test_close_leaves_no_process_and_no_file() -> None:
         clients.submit_many(3, 400)
         clients.wait(lambda: clients.total > 3, "progress")
         pids = [pid_of(engine, stage) for stage in range(2)]
-        directory = engine._lines._directory
+        directory = engine._lines._directory.path
         assert directory.stat().st_mode & 0o077 == 0
     assert not any(map(is_alive, pids))
     assert not directory.exists()
     clients.wait_all(1.0)
     assert {end.reason for end in clients.ends.values()} == {FinishReason.CANCELLED}
+
+
+def test_a_killed_bridges_directory_is_removed_by_the_next_and_a_live_ones_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    live = SocketDirectory()
+    old, young = tmp_path / f"{PREFIX}old", tmp_path / f"{PREFIX}young"
+    for path in (old, young):
+        path.mkdir()
+    for path in (old, live.path):
+        os.utime(path, (0, 0))
+    SocketDirectory().close()
+    assert not old.exists()
+    assert young.exists()
+    assert live.path.exists()
+    live.close()
+    assert not live.path.exists()

@@ -2,13 +2,11 @@
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -27,6 +25,7 @@ from kvasir_rt.link import CurveKeys, open_socket, secure_client
 from kvasir_rt.member import CrewOptions
 from kvasir_rt.ring_errors import JoinError
 from kvasir_rt.switchboard import LineOptions
+from tests.rt.hosts import two_hosts
 from tests.rt.rings import VOCAB, Clients, plan_of, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -322,34 +321,6 @@ def test_tokens_and_addresses_are_checked_before_anything_starts(
     path.write_text(json.dumps({"secret": 1}))
     with pytest.raises(JoinError, match="no key file"):
         RingKeys.load_or_create(path)
-
-
-@contextmanager
-def two_hosts() -> Iterator[tuple[str, str, str]]:
-    """Two network namespaces joined by a cable; gives (namespace, its address, our address)."""
-    if shutil.which("ip") is None or os.geteuid() != 0:
-        pytest.skip("network namespaces need root and the `ip` command")
-    name = f"kv{uuid.uuid4().hex[:8]}"
-    ours, theirs = f"{name}a", f"{name}b"
-    subnet = int(name[2:4], 16)
-    steps = [
-        f"ip netns add {name}",
-        f"ip link add {ours} type veth peer name {theirs} netns {name}",
-        f"ip addr add 10.123.{subnet}.1/24 dev {ours}",
-        f"ip link set {ours} up",
-        f"ip -n {name} addr add 10.123.{subnet}.2/24 dev {theirs}",
-        f"ip -n {name} link set {theirs} up",
-        f"ip -n {name} link set lo up",
-    ]
-    try:
-        for step in steps:
-            done = subprocess.run(step.split(), capture_output=True, text=True, check=False)
-            if done.returncode:
-                pytest.skip(f"no network namespaces here: {step}: {done.stderr.strip()}")
-        yield name, f"10.123.{subnet}.2", f"10.123.{subnet}.1"
-    finally:
-        subprocess.run(["ip", "link", "del", ours], capture_output=True, check=False)
-        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
 def test_a_ring_over_two_hosts_survives_the_death_of_the_other_hosts_stage() -> None:
