@@ -21,9 +21,7 @@ from kvasir_rt.ring_errors import RingDown, WireError
 from kvasir_rt.supervisor import StageProcess, Supervisor
 
 PULSE_NS = 500_000_000
-LOADING_SILENCE_NS = (
-    15_000_000_000  # Loading may keep an agent from speaking; pidfds see local ones.
-)
+LOADING_SILENCE_NS = 15_000_000_000  # Of remote ones; loading may keep an agent from speaking.
 SPARES_MAX = 16  # Joined before there was a place for them; they take the next one.
 CHECK_NS = 50_000_000
 PAUSE_NS = 700_000_000  # The bridge itself stood still for longer: nobody else is to blame.
