@@ -13,6 +13,7 @@ from uvicorn.server import ServerState
 from kvasir_rt.bridge.limits import Limits
 from kvasir_rt.bridge.protocol import BridgeProtocol
 from kvasir_rt.bridge.server import BACKLOG, CLOSING_S, KEEP_ALIVE_S, SignalFreeServer
+from kvasir_rt.relay.websocket import RelayWebSocket
 from kvasir_rt.swarm.frames import MESSAGE_BYTES_MAX
 
 WEBSOCKET_QUEUE_MAX = 4
@@ -57,7 +58,7 @@ class HubServer:
                 app,
                 loop="asyncio",
                 http=_protocol_for(limits),
-                ws="websockets-sansio",
+                ws=RelayWebSocket,
                 ws_max_size=MESSAGE_BYTES_MAX,
                 ws_max_queue=WEBSOCKET_QUEUE_MAX,
                 ws_ping_interval=None,  # The relay has heartbeats of its own.
