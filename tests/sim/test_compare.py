@@ -1,0 +1,91 @@
+"""`compare` and `report` on finished runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvasir_core import ScenarioError
+from kvasir_scenario.compare import compare, draw_scatter, read_run, relative
+from kvasir_sim.cli import main
+from kvasir_sim.run import run
+from tests.sim.shipped import shipped
+
+SMALL = ["workload.requests=80", "what_if={}"]
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    run(shipped("saturated", SMALL), folder / "base")
+    run(shipped("saturated", [*SMALL, "costs.pass_s=0.011"]), folder / "slower")
+    return folder / "base", folder / "slower"
+
+
+def command(*words: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(list(words))
+    return int(stop.value.code or 0)
+
+
+def test_a_slower_ring_shows_its_relative_error(two_runs: tuple[Path, Path]) -> None:
+    comparison = compare([read_run(path) for path in two_runs])
+    rows = {row.name: row for row in comparison.rows}
+    expected = rows["output_tokens_per_s"].values
+    assert expected[0] is not None
+    assert expected[1] is not None
+    assert rows["output_tokens_per_s"].errors == (None, expected[1] / expected[0] - 1)
+    assert -0.12 < expected[1] / expected[0] - 1 < -0.05
+    worst = comparison.worst
+    assert worst is not None
+    assert worst[1] > 0.05
+
+
+def test_a_run_equals_itself(two_runs: tuple[Path, Path]) -> None:
+    comparison = compare([read_run(two_runs[0]), read_run(two_runs[0])])
+    assert {row.errors[1] for row in comparison.rows} <= {0.0, None}
+
+
+def test_max_error_decides_the_exit_code(
+    two_runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, slower = map(str, two_runs)
+    assert command("compare", base, slower, "--max-error", "0.02") == 1
+    assert "--max-error" in capsys.readouterr().err
+    main(["compare", base, slower, "--max-error", "0.5", "--json"])
+    document = json.loads(capsys.readouterr().out)
+    assert document["reference"] == 0
+    assert document["figures"]["ttft_s.p50"]["unit"] == "s"
+
+
+def test_scatter_is_drawn(two_runs: tuple[Path, Path], tmp_path: Path) -> None:
+    draw_scatter(compare([read_run(path) for path in two_runs]), tmp_path / "scatter.png")
+    assert (tmp_path / "scatter.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match="finished run"):
+        read_run(tmp_path)
+    (tmp_path / "report.json").write_text("{}")
+    with pytest.raises(ScenarioError, match="no report of this version"):
+        read_run(tmp_path)
+
+
+def test_report_rebuilds_the_pictures(
+    two_runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["report", str(two_runs[0])])
+    assert "Verdict" in capsys.readouterr().out
+    first = (two_runs[0] / "timeline.png").read_bytes()
+    main(["report", str(two_runs[0])])
+    assert (two_runs[0] / "timeline.png").read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    ("value", "base", "error"),
+    [(1.1, 1.0, 0.1), (0.0, 0.0, 0.0), (1.0, 0.0, None), (None, 1.0, None), (1.0, None, None)],
+)
+def test_relative_error_is_undefined_where_it_must_be(
+    value: float | None, base: float | None, error: float | None
+) -> None:
+    assert relative(value, base) == (None if error is None else pytest.approx(error))
