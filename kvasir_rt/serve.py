@@ -33,7 +33,7 @@ from kvasir_rt.bridge.server import (
     listen,
     url_of,
 )
-from kvasir_rt.crew import CrewOptions
+from kvasir_rt.member import CrewOptions
 from kvasir_rt.engine import Engine, EngineOptions
 from kvasir_rt.gguf_file import GgufFile, open_gguf
 from kvasir_rt.join import RingKeys, tcp_endpoint
@@ -176,7 +176,9 @@ def make_engine(options: ServeOptions, prepared: Prepared) -> Engine:
         pin=options.pin,
         threads=threads,
     )
-    engine = Engine(EngineOptions(lines=lines, events=options.events))
+    engine = Engine(
+        EngineOptions(lines=lines, events=options.events, vocabulary=prepared.shape.vocab)
+    )
     if keys is not None:
         say(f"stages join at {engine.endpoint.removeprefix('tcp://')} with the token {keys.token}")
     return engine
