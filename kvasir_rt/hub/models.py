@@ -31,7 +31,7 @@ class ExpertModel:
         """Whether the path leads to the file that is open."""
         try:
             return os.path.samestat(path.stat(), self.opened)
-        except OSError:
+        except (OSError, ValueError):  # ValueError: no path at all, as one with a zero byte.
             return False
 
 
