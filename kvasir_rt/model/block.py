@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kvasir_rt.model.attention import Batch
-from kvasir_rt.model.linear import Linear
+from kvasir_rt.model.linear import Linear, Numerics
 from kvasir_rt.model.moe import MoeBlock, feed_forward
 from kvasir_rt.model.shape import ModelShape
 
@@ -34,25 +34,24 @@ class LayerWeights:
 
 
 class Rotary:
-    """Cosines and sines of every position, in the form `x * cos + roll(x) * sin`."""
+    """Cosines and sines of positions, in the form `x * cos + roll(x) * sin`."""
 
-    def __init__(self, shape: ModelShape, factors: Tensor | None, context: int) -> None:
+    def __init__(self, shape: ModelShape, factors: Tensor | None, numerics: Numerics) -> None:
         half = torch.arange(0, shape.head_dim, 2, dtype=torch.int64).float() / shape.head_dim
         rates = 1.0 / (shape.rope_base**half) / shape.rope_scale
         if factors is not None:
             rates = rates / factors
-        angles = torch.arange(context).float().unsqueeze(1) * rates
-        cosines, sines = angles.cos(), angles.sin()
-        self.cosines = torch.cat((cosines, cosines), dim=1).unsqueeze(1)
-        self.sines = torch.cat((-sines, sines), dim=1).unsqueeze(1)  # Signs of the rotation.
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> None:
-        self.cosines = self.cosines.to(device, dtype)
-        self.sines = self.sines.to(device, dtype)
+        self._rates = rates.to(numerics.device)
+        self._dtype = numerics.compute
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """`[rows, 1, head_dim]` each."""
-        return self.cosines[positions], self.sines[positions]
+        """`[rows, 1, head_dim]` each; the sines carry the rotation's signs."""
+        angles = positions.float().unsqueeze(1) * self._rates
+        cosines, sines = angles.cos(), angles.sin()
+        return (
+            torch.cat((cosines, cosines), dim=1).unsqueeze(1).to(self._dtype),
+            torch.cat((-sines, sines), dim=1).unsqueeze(1).to(self._dtype),
+        )
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:

@@ -29,6 +29,7 @@ from kvasir_rt.errors import UnsupportedModel
 
 CHUNK_ELEMENTS = 3 << 20  # 12 MiB of float32 beside the packed weights while loading.
 HALF_MAX = 65504.0
+HALF_BLOCK = 512  # FBGEMM rounds the input features up to this.
 PACK_ROWS = 8  # Decode width the blocked layout is chosen for; 1 to 16 measured alike.
 
 Linear: TypeAlias = Callable[[Tensor], Tensor]
@@ -44,14 +45,12 @@ class Numerics:
         boundary: Of hidden states between stages, and of the embedding table.
         compute: Of activations and KV inside the stage.
         form: How weights are packed.
-        weight_bytes: Bytes of one weight as kept.
     """
 
     device: torch.device
     boundary: torch.dtype
     compute: torch.dtype
     form: Form
-    weight_bytes: int
 
     @classmethod
     def of(cls, device: str, dtype: str) -> "Numerics":
@@ -66,13 +65,19 @@ class Numerics:
         wide = dtype == "float32"
         asked = torch.float32 if wide else torch.bfloat16
         if place.type != "cpu":
-            return cls(place, asked, asked, "plain", asked.itemsize)
+            return cls(place, asked, asked, "plain")
         packs = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         if wide or (packs and has_bfloat16_arithmetic()):
-            return cls(place, asked, asked, "mkldnn" if packs else "plain", asked.itemsize)
+            return cls(place, asked, asked, "mkldnn" if packs else "plain")
         if "fbgemm" in torch.backends.quantized.supported_engines:
-            return cls(place, asked, torch.float32, "half", 2)
-        return cls(place, asked, torch.bfloat16, "plain", 2)
+            return cls(place, asked, torch.float32, "half")
+        return cls(place, asked, torch.bfloat16, "plain")
+
+    def packed_bytes(self, rows: int, width: int) -> int:
+        """Bytes that a matrix `[rows, width]` takes once it is packed."""
+        if self.form == "half":
+            return rows * -(-width // HALF_BLOCK) * HALF_BLOCK * 2
+        return rows * width * self.compute.itemsize
 
 
 @cache
@@ -82,47 +87,57 @@ def has_bfloat16_arithmetic() -> bool:
     return bool(found.get("avx512_bf16") or found.get("amx_bf16"))
 
 
-def build_linear(
-    blocks: Blocks, rows: int, width: int, numerics: Numerics, bias: Tensor | None = None
-) -> Linear:
-    """Pack a matrix `[rows, width]` that arrives in blocks of rows.
+class Packer:
+    """Packs matrices one after the other through one scratch buffer: loading leaves no holes.
 
     Args:
-        blocks: `float32[any, width]` each, `rows` rows together, in order.
-        rows: Output features.
-        width: Input features.
-        numerics: Device and number formats.
-        bias: `float32[rows]`, or None.
-
-    Returns:
-        `x[n, width] -> y[n, rows]` in the compute dtype.
+        numerics: Device and number formats of the matrices.
     """
-    chunk_rows = min(rows, max(1, CHUNK_ELEMENTS // width))
-    if numerics.form == "plain":
-        chunk_rows = rows  # Kept as it arrives; nothing stands beside it.
-    dtype = torch.float32 if numerics.form == "half" else numerics.compute
-    parts: list[Linear] = []
-    chunk = torch.empty(0)
-    filled = chunk_rows
-    done = 0
-    for block in blocks:
-        values = torch.from_numpy(block)
-        while len(values):
-            if filled == chunk_rows:
-                chunk_rows = min(chunk_rows, rows - done)
-                chunk = torch.empty(chunk_rows, width, dtype=dtype, device=numerics.device)
-                filled = 0
-            count = min(len(values), chunk_rows - filled)
-            chunk[filled : filled + count] = values[:count]
-            values = values[count:]
-            filled += count
-            if filled == chunk_rows:
-                part_bias = None if bias is None else bias[done : done + chunk_rows]
-                parts.append(_pack(chunk, numerics, part_bias))
-                chunk = torch.empty(0)
-                done += chunk_rows
-    assert done == rows, f"{done} of {rows} rows arrived"
-    return parts[0] if len(parts) == 1 else _Chunked(parts)
+
+    def __init__(self, numerics: Numerics) -> None:
+        self.numerics = numerics
+        self._dtype = torch.float32 if numerics.form == "half" else numerics.compute
+        self._scratch = torch.empty(0, dtype=self._dtype)
+
+    def pack(self, blocks: Blocks, rows: int, width: int, bias: Tensor | None = None) -> Linear:
+        """Pack a matrix `[rows, width]` that arrives in blocks of rows.
+
+        Args:
+            blocks: `float32[any, width]` each, `rows` rows together, in order.
+            rows: Output features.
+            width: Input features.
+            bias: `float32[rows]`, or None.
+
+        Returns:
+            `x[n, width] -> y[n, rows]` in the compute dtype.
+        """
+        parts: list[Linear] = []
+        chunk = self._chunk(rows, width)
+        filled = done = 0
+        for block in blocks:
+            values = torch.from_numpy(block)
+            while len(values):
+                count = min(len(values), len(chunk) - filled)
+                chunk[filled : filled + count] = values[:count]
+                values = values[count:]
+                filled += count
+                if filled == len(chunk):
+                    end = done + filled
+                    part_bias = None if bias is None else bias[done:end]
+                    parts.append(_pack(chunk, self.numerics, part_bias))
+                    filled, done = 0, end
+                    chunk = self._chunk(rows - done, width)
+        assert done == rows, f"{done} of {rows} rows arrived"
+        return parts[0] if len(parts) == 1 else _Chunked(parts)
+
+    def _chunk(self, rows: int, width: int) -> Tensor:
+        """Room for the next rows; overwritten once they are packed, except in the plain form."""
+        if self.numerics.form == "plain":
+            return torch.empty(rows, width, dtype=self._dtype, device=self.numerics.device)
+        count = min(rows, max(1, CHUNK_ELEMENTS // width))
+        if self._scratch.numel() < count * width:
+            self._scratch = torch.empty(max(CHUNK_ELEMENTS, count * width), dtype=self._dtype)
+        return self._scratch[: count * width].view(count, width)
 
 
 class _Chunked:
@@ -138,7 +153,7 @@ class _Chunked:
 def _pack(weight: Tensor, numerics: Numerics, bias: Tensor | None) -> Linear:
     form = numerics.form
     if form == "half" and float(weight.abs().max()) > HALF_MAX:
-        form = "plain"
+        form, weight = "plain", weight.clone()
     if form == "half":
         return _pack_half(weight, bias)
     if bias is not None:

@@ -102,8 +102,7 @@ class StageModel:
         self.kv = _kv_memory(sizes, numerics)
         with torch.inference_mode():
             weights = StageLoader(gguf, self.shape, numerics, progress).load(layers, experts)
-            self._rotary = Rotary(self.shape, weights.rope_factors, context)
-            self._rotary.to(numerics.device, numerics.compute)
+            self._rotary = Rotary(self.shape, weights.rope_factors, numerics)
         self._layers = weights.layers
         self._embedding = weights.embedding
         self._output_norm = weights.output_norm

@@ -6,6 +6,7 @@ A tensor of those layers that nothing here uses is refused: it would change the 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from kvasir_rt.errors import UnsupportedModel
 from kvasir_rt.gguf_file import GgufFile
 from kvasir_rt.gguf_read import read_rows, read_vector, row_blocks, tensor_of
 from kvasir_rt.model.block import AttentionWeights, DenseWeights, LayerWeights
-from kvasir_rt.model.linear import Blocks, Linear, Numerics, build_linear
+from kvasir_rt.model.linear import Blocks, Linear, Numerics, Packer
 from kvasir_rt.model.moe import ExpertBackend, Experts, LocalExperts, MoeBlock
 from kvasir_rt.model.shape import ModelShape
 
@@ -49,17 +50,20 @@ class WeightBytes:
 
 def weight_bytes(shape: ModelShape, layers: tuple[int, int], numerics: Numerics) -> WeightBytes:
     """What a stage of these layers will keep; a tied output matrix counts at the tail as well."""
-    qkv = shape.hidden * (shape.query_width + 2 * shape.kv_width)
-    output = shape.query_width * shape.hidden
-    dense = 3 * shape.hidden * shape.ffn
-    experts = shape.experts * (3 * shape.hidden * shape.expert_ffn + shape.hidden)
-    table = shape.vocab * shape.hidden
+    packed = numerics.packed_bytes
+    attention = packed(shape.query_width + 2 * shape.kv_width, shape.hidden)
+    attention += packed(shape.hidden, shape.query_width)
+    if shape.experts:
+        expert = packed(2 * shape.expert_ffn, shape.hidden) + packed(shape.hidden, shape.expert_ffn)
+        ffn = shape.experts * expert + packed(shape.experts, shape.hidden)
+    else:
+        ffn = packed(2 * shape.ffn, shape.hidden) + packed(shape.hidden, shape.ffn)
     start, stop = layers
-    is_tail = stop == shape.layers
+    table = shape.vocab * shape.hidden * numerics.boundary.itemsize
     return WeightBytes(
-        layers=(stop - start) * (qkv + output + dense + experts) * numerics.weight_bytes,
-        embedding=table * numerics.boundary.itemsize if start == 0 else 0,
-        lm_head=table * numerics.weight_bytes if is_tail else 0,
+        layers=(stop - start) * (attention + ffn),
+        embedding=table if start == 0 else 0,
+        lm_head=packed(shape.vocab, shape.hidden) if stop == shape.layers else 0,
     )
 
 
@@ -85,6 +89,7 @@ class StageLoader:
         self._gguf = gguf
         self._shape = shape
         self._numerics = numerics
+        self._packer = Packer(numerics)
         self._progress = progress
         self._local = LocalExperts({})
 
@@ -171,7 +176,7 @@ class StageLoader:
 
         rows = shape.query_width + 2 * shape.kv_width
         bias = self._bias([(name + ".bias", count, head) for name, count, head in parts])
-        return build_linear(blocks(), rows, shape.hidden, self._numerics, bias)
+        return self._packer.pack(blocks(), rows, shape.hidden, bias)
 
     def _bias(self, parts: list[tuple[str, int, int | None]]) -> Tensor | None:
         if not any(name in self._gguf.tensors for name, _, _ in parts):
@@ -204,7 +209,7 @@ class StageLoader:
         shape = self._shape
         if backend is None:
             self._local.by_layer[layer] = load_experts(
-                self._gguf, shape, self._numerics, layer, 0, shape.experts
+                self._gguf, shape, self._packer, layer, 0, shape.experts
             )
         router = self._linear([(prefix + "ffn_gate_inp.weight", shape.experts, shape.hidden)])
         return MoeBlock(layer, router, shape.experts_used, backend or self._local)
@@ -218,7 +223,7 @@ class StageLoader:
                 yield from row_blocks(self._gguf, tensor_of(self._gguf, name, (rows, columns)))
 
         total = sum(rows for _, rows, _ in matrices)
-        return build_linear(blocks(), total, width, self._numerics, bias)
+        return self._packer.pack(blocks(), total, width, bias)
 
     def _table(self, name: str, rows: int, width: int) -> Tensor:
         numerics = self._numerics
@@ -248,7 +253,7 @@ def halves_of_pairs(rows: NDArray[np.float32], head_dim: int) -> NDArray[np.floa
 
 
 def load_experts(
-    gguf: GgufFile, shape: ModelShape, numerics: Numerics, layer: int, begin: int, end: int
+    gguf: GgufFile, shape: ModelShape, packer: Packer, layer: int, begin: int, end: int
 ) -> Experts:
     """Experts `[begin, end)` of one layer, reading nothing else.
 
@@ -272,7 +277,7 @@ def load_experts(
             for tensor in (gate, up):
                 yield from row_blocks(gguf, tensor, *span)
 
-        gate_up.append(build_linear(blocks(), 2 * rows, shape.hidden, numerics))
+        gate_up.append(packer.pack(blocks(), 2 * rows, shape.hidden))
         span = (expert * shape.hidden, (expert + 1) * shape.hidden)
-        downs.append(build_linear(row_blocks(gguf, down, *span), shape.hidden, rows, numerics))
+        downs.append(packer.pack(row_blocks(gguf, down, *span), shape.hidden, rows))
     return Experts(begin, gate_up, downs)

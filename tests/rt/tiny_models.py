@@ -58,14 +58,12 @@ def tokenizer_parts() -> tuple[list[str], list[int], list[str]]:
     types = [1] * 256 + [3] * len(CONTROL_TEXTS)
     merges: list[str] = []
     for word in WORDS:
-        for spelled in (word, "\u0120" + word):
-            left = spelled[0]
-            for right in spelled[1:]:
-                if left + right not in tokens:
-                    merges.append(f"{left} {right}")
-                    tokens.append(left + right)
-                    types.append(1)
-                left += right
+        pairs = [(word[:cut], word[cut]) for cut in range(1, len(word))]
+        for left, right in [*pairs, ("\u0120", word)]:  # GPT-2 spells a space so.
+            if left + right not in tokens:
+                merges.append(f"{left} {right}")
+                tokens.append(left + right)
+                types.append(1)
     while len(tokens) % 32:
         tokens.append(f"<|unused{len(tokens)}|>")
         types.append(5)
