@@ -4,6 +4,7 @@ Only the stage's own layers are read, each tensor in blocks of rows straight int
 A tensor of those layers that nothing here uses is refused: it would change the results.
 """
 
+import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -110,17 +111,20 @@ class StageLoader:
         loaded: list[LayerWeights] = []
         for layer in range(start, stop):
             loaded.append(self._layer(layer, backend))
+            give_back_memory()
             if self._progress is not None:
                 self._progress(layer - start + 1, stop - start)
         name = "token_embd.weight" if shape.is_tied else "output.weight"
         matrix = (shape.vocab, shape.hidden)
-        return StageWeights(
+        weights = StageWeights(
             layers=loaded,
             embedding=self._table("token_embd.weight", *matrix) if start == 0 else None,
             output_norm=self._vector("output_norm.weight", shape.hidden) if is_tail else None,
             lm_head=self._linear([(name, *matrix)]) if is_tail else None,
             rope_factors=self._rope_factors(),
         )
+        give_back_memory()
+        return weights
 
     def _refuse_unknown(self, start: int, stop: int) -> None:
         known = LAYER_TENSORS | (EXPERT_TENSORS if self._shape.experts else DENSE_TENSORS)
@@ -245,6 +249,13 @@ class StageLoader:
         return torch.from_numpy(read_vector(self._gguf, name, self._shape.head_dim // 2))
 
 
+def give_back_memory() -> None:
+    """Return freed heap pages to the system, where the C library can; packing leaves many."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def halves_of_pairs(rows: NDArray[np.float32], head_dim: int) -> NDArray[np.float32]:
     """Rows of q or k from llama's order (rotated pairs side by side) to half and half."""
     width = rows.shape[1]
@@ -252,8 +263,21 @@ def halves_of_pairs(rows: NDArray[np.float32], head_dim: int) -> NDArray[np.floa
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(-1, width)
 
 
+class ExpertSizes(Protocol):
+    """What the loader of experts knows of a model, or of a file with some of a layer's experts."""
+
+    @property
+    def experts(self) -> int: ...
+
+    @property
+    def hidden(self) -> int: ...
+
+    @property
+    def expert_ffn(self) -> int: ...
+
+
 def load_experts(
-    gguf: GgufFile, shape: ModelShape, packer: Packer, layer: int, begin: int, end: int
+    gguf: GgufFile, shape: ExpertSizes, packer: Packer, layer: int, begin: int, end: int
 ) -> Experts:
     """Experts `[begin, end)` of one layer, reading nothing else.
 

@@ -1,0 +1,1 @@
+"""A worker: volunteers, fetches a slice of experts, dials the relay, computes, fades out."""
