@@ -7,6 +7,7 @@ requests in order of arrival while the running cap and the KV ledger let them in
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from kvasir_core.microbatch import BindingLimit
 from kvasir_core.plan import Plan, blocks_for
@@ -18,6 +19,12 @@ PREFILL_FLOOR_SHARE = 8  # A solved chunk is at least 1/8 of the cap, or prompts
 NOTHING_WAITING = BindingLimit.NOTHING_WAITING  # See `ring.py`: a name is reached sooner.
 
 Packer = Callable[[Queues], Composition]
+
+
+@lru_cache(maxsize=1024)
+def decodes_only(decodes: int, binding: BindingLimit) -> Composition:
+    """An answer without chunks: immutable, and the same again and again."""
+    return Composition(decodes, (), binding)
 
 
 def fill_with_prompts(
@@ -93,7 +100,7 @@ def greedy(queues: Queues) -> Composition:
     if taken < ready:
         return Composition(taken, [], width_limit(plan))
     if not queues.prompts and not queues.waiting:
-        return Composition(taken, [], NOTHING_WAITING)
+        return decodes_only(taken, NOTHING_WAITING)
     return fill_with_prompts(queues, taken, plan.row_width - taken, BindingLimit.ROW_WIDTH)
 
 

@@ -6,7 +6,7 @@ never stops halfway for KV; a decode takes a block when its last one is full.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
@@ -27,7 +27,7 @@ class Composition(NamedTuple):
     """A packer's answer."""
 
     decodes: int  # So many from the front of `Queues.decodes`.
-    chunks: list[tuple[Request, int]]  # (request, rows), admitted prompts before waiting requests.
+    chunks: Sequence[tuple[Request, int]]  # With their rows; admitted ones before waiting ones.
     binding: BindingLimit
     is_short: bool = False  # A ready decode found no KV block for its row.
 
@@ -50,9 +50,11 @@ class Queues:
     live_decodes: int = 0  # Past their prompt and unfinished, in flight or not.
     passed_over: bool = False  # The last composition took no decode although one was ready.
     width: int = field(init=False)  # Most decodes of one micro-batch: each is a span and a row.
+    blocks_free_least: int = field(init=False)  # So far.
 
     def __post_init__(self) -> None:
         self.width = min(self.plan.micro_batch_width, self.plan.row_width)
+        self.blocks_free_least = self.blocks_free
 
     @property
     def is_first_releasing(self) -> bool:
@@ -93,8 +95,7 @@ class Queues:
             room = request.room
             if not room:
                 room = self.plan.kv_block
-                request.blocks += 1
-                self.blocks_free -= 1
+                self._hold_blocks(request, 1)
             request.room = room - 1
             ids.append(request.id)
             starts.append(request.prompt + request.given - 1)
@@ -111,6 +112,8 @@ class Queues:
         if self.flies_one_chunk and (self.decodes or self.prompts):
             self.decodes.sort(key=by_order)  # Sarathi: what was left over is sorted by arrival.
             self.prompts.sort(key=by_order)
+        assert len(members) <= self.plan.micro_batch_width
+        assert row_count <= self.plan.row_width
         self.passed_over = not count and bool(self.decodes)
         self.open_count += 1
         batch = MicroBatch(
@@ -121,7 +124,7 @@ class Queues:
 
     def _take_chunks(
         self,
-        chunks: list[tuple[Request, int]],
+        chunks: Sequence[tuple[Request, int]],
         starts: list[int],
         members: list[Request],
     ) -> tuple[int, ...]:
@@ -149,10 +152,15 @@ class Queues:
         assert first is request, "requests are admitted in order of arrival"
         block = self.plan.kv_block
         request.is_running = True
-        request.blocks = blocks_for(request.target, block)
+        self._hold_blocks(request, blocks_for(request.target, block))
         request.room = request.blocks * block - request.target
-        self.blocks_free -= request.blocks
         self.running += 1
+
+    def _hold_blocks(self, request: Request, count: int) -> None:
+        """Give it so many blocks more."""
+        request.blocks += count
+        self.blocks_free -= count
+        self.blocks_free_least = min(self.blocks_free_least, self.blocks_free)
 
     def stop_running(self, request: Request) -> None:
         """The request ended or lost its place; its blocks are free when its release is back."""

@@ -93,7 +93,7 @@ class Ring:
         self._is_kv_short = False  # A ready decode lacks its block and its victim is in flight.
         self._may_wait = plan.packer == "cohort" and plan.cohort_wait_ns > 0
         self._wait_until: Nanos | None = None  # A lone cohort fills until then.
-        self._tally = Tally(blocks_free_least=plan.kv_blocks)
+        self._tally = Tally()
         self._handlers: dict[type, Callable[[Any], Orders]] = {
             LapEnded: self._lap_ended,
             RequestArrived: self._request_arrived,
@@ -130,11 +130,11 @@ class Ring:
         else:
             self._wait_until = None
         self._note_cause()
-        running = queues.running
+        plan, running = self.plan, queues.running
         assert 0 <= queues.blocks_free <= self._kv_blocks
-        assert 0 <= queues.live_decodes <= running <= self.plan.running_max
+        assert 0 <= queues.live_decodes <= running <= plan.running_max
         assert running + len(queues.waiting) == len(self._requests)
-        assert len(self._open) == queues.open_count <= self.plan.window_max
+        assert len(self._open) == queues.open_count <= plan.window_max
         return orders
 
     def next_wakeup(self) -> Nanos | None:
@@ -177,8 +177,10 @@ class Ring:
         id_, epoch, stopped = event
         if epoch < self.epoch:
             return []  # A late frame of an epoch that is over.
-        self._require(id_ in self._open and epoch == self.epoch, event)
-        batch, members = self._open[id_]
+        flight = self._open.get(id_)
+        if flight is None or epoch != self.epoch:
+            raise self._illegal(event)
+        batch, members = flight
         decodes = batch.decodes
         tokens = members  # Who gets one, if still live.
         if decodes < len(members):
@@ -194,22 +196,25 @@ class Ring:
             chunks = zip(members[decodes:], batch.rows[decodes:], strict=True)
             tokens = members[:decodes]
             tokens += [request for request, rows in chunks if self._chunk_returned(request, rows)]
-        delivered: list[RequestId] = []
         ended: list[tuple[Request, FinishReason]] = []
+        is_whole = tokens is members  # Everyone in it gets a token.
         ready = queues.decodes
         for request in tokens:
             request.in_flight = 0
             if not request.is_live:
+                is_whole = False
                 continue  # It ended meanwhile: the token is late.
             request.given = given = request.given + 1
-            delivered.append(request.id)
             if stopped and request.id in stopped:
                 ended.append((request, FinishReason.STOP))
             elif given == request.output_max:
                 ended.append((request, FinishReason.LENGTH))
             else:
                 ready.append(request)
-        orders: Orders = [Deliver(id_, tuple(delivered))] if delivered else []
+        delivered = batch.requests
+        if not is_whole:
+            delivered = tuple([request.id for request in tokens if request.is_live])
+        orders: Orders = [Deliver(id_, delivered)] if delivered else []
         if ended:
             self._end(ended, orders)
         return orders
@@ -319,14 +324,14 @@ class Ring:
         queues, packer = self._queues, self._packer
         while queues.open_count < queues.window and not self._lost:
             composition = packer(queues)
-            is_empty = not (composition.decodes or composition.chunks)
-            if not is_empty:
+            decodes, chunks, _, is_short = composition
+            if decodes or chunks:
                 if self._may_wait and self._should_wait(composition):
                     return
                 orders.append(Launch(self._compose(composition)))
             # The victim may have stood before decodes that have room.
-            is_relieved = composition.is_short and self._relieve_kv(orders)
-            if is_empty and not is_relieved:
+            is_relieved = is_short and self._relieve_kv(orders)
+            if not (decodes or chunks or is_relieved):
                 break
             if not (queues.decodes or queues.prompts or queues.waiting):
                 break
@@ -341,14 +346,10 @@ class Ring:
 
     def _compose(self, composition: Composition) -> MicroBatch:
         """Freeze a composition into a micro-batch."""
-        plan, queues, tally = self.plan, self._queues, self._tally
-        id_ = MicroBatchId(tally.micro_batches)
-        batch, members = self._open[id_] = queues.take(composition, id_, self.epoch)
-        assert len(members) <= plan.micro_batch_width
-        assert batch.row_count <= plan.row_width
-        tally.micro_batches += 1
-        tally.blocks_free_least = min(tally.blocks_free_least, queues.blocks_free)
-        return batch
+        id_ = MicroBatchId(self._tally.micro_batches)
+        self._tally.micro_batches += 1
+        self._open[id_] = flight = self._queues.take(composition, id_, self.epoch)
+        return flight[0]
 
     def _note_cause(self) -> None:
         """Why the head cannot compose another micro-batch now; a starved stage inherits it."""
@@ -384,4 +385,7 @@ class Ring:
 
     def _require(self, legal: bool, event: RingEvent) -> None:
         if not legal:
-            raise IllegalEvent(f"{event} cannot happen after {self.now} ns in epoch {self.epoch}")
+            raise self._illegal(event)
+
+    def _illegal(self, event: RingEvent) -> IllegalEvent:
+        return IllegalEvent(f"{event} cannot happen after {self.now} ns in epoch {self.epoch}")

@@ -58,7 +58,6 @@ class Tally:
     micro_batches: int = 0
     window_stalls: int = 0  # Events after which the window forbade another micro-batch,
     dependency_stalls: int = 0  # and after which every live request was in flight.
-    blocks_free_least: int
     preemptions: int = 0
     rows_recomputed: int = 0
     in_system_ns: int = 0
@@ -85,7 +84,7 @@ class Tally:
             },
             kv_blocks_total=blocks,
             kv_blocks_in_use=blocks - queues.blocks_free,
-            kv_blocks_peak=blocks - self.blocks_free_least,
+            kv_blocks_peak=blocks - queues.blocks_free_least,
             preemptions=self.preemptions,
             rows_recomputed=self.rows_recomputed,
             in_system_ns=self.in_system_ns,

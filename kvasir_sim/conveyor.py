@@ -7,14 +7,13 @@ A test holds both to the same stamps.
 """
 
 from collections import deque
-from collections.abc import Callable
 from itertools import pairwise
 
 import simpy
 
-from kvasir_core import Plan
+from kvasir_core import Nanos, Plan
 from kvasir_sim.links import LinkCost
-from kvasir_sim.pipeline import Clock, Flight, Recurring
+from kvasir_sim.pipeline import Clock, Flight, OnReturn, Recurring
 
 
 class Hop:
@@ -49,7 +48,7 @@ class Conveyor:
         plan: Plan,
         links: list[LinkCost],
         turnaround_ns: int,
-        on_return: Callable[[Flight], None],
+        on_return: OnReturn,
     ) -> None:
         self._env = env
         self._on_return = on_return
@@ -61,7 +60,7 @@ class Conveyor:
         is_plain = not any(hop.latency_ns or hop.has_bytes or hop.following for hop in hops)
         self._lap = self._plain_lap if is_plain else self._any_lap
         self._free_at = [0] * plan.stages  # As `Hop.free_at`, of a plain ring.
-        self._flying: deque[tuple[int, Flight]] = deque()  # When it is back; in that order.
+        self._flying: deque[tuple[Nanos, Flight]] = deque()  # When it is back; in that order.
         self._event = Recurring(env, self._returned)  # For the first of them.
 
     @property
@@ -78,16 +77,16 @@ class Conveyor:
         """Put a fresh micro-batch into the head's input; it was composed now."""
         back = self._lap(flight, flight.composed)
         flying = self._flying
-        flying.append((back, flight))
+        flying.append((Nanos(back), flight))
         if len(flying) == 1:
             self._event.again(back - flight.composed)
 
     def _returned(self, _: simpy.Event) -> None:
         flying = self._flying
-        back, flight = flying.popleft()
+        now, flight = flying.popleft()
         if flying:
-            self._event.again(flying[0][0] - back)
-        self._on_return(flight)
+            self._event.again(flying[0][0] - now)
+        self._on_return(flight, now)
 
     def _plain_lap(self, flight: Flight, here: int) -> int:
         """Free links and unbounded inputs: only the stages take time."""

@@ -13,24 +13,26 @@ from typing import Any
 import simpy
 from simpy.events import NORMAL
 
-from kvasir_core import MicroBatch, Plan, RequestId
+from kvasir_core import MicroBatch, Nanos, Plan, RequestId
 from kvasir_sim.links import LinkCost
 
 Releases = tuple[tuple[RequestId, ...], ...]
 NO_RELEASES: Releases = ()
 Callback = Callable[[simpy.Event], None]
+OnReturn = Callable[["Flight", Nanos], None]
+"""Called with a micro-batch whose lap is over, and the time."""
 
 
 class Clock(simpy.Environment):
     """SimPy's environment in integer nanoseconds."""
 
-    _now: int
+    _now: Nanos
 
     def __init__(self) -> None:
         super().__init__(initial_time=0)
 
     @property
-    def now(self) -> int:
+    def now(self) -> Nanos:
         """Nanoseconds since the start."""
         return self._now
 
@@ -212,7 +214,7 @@ class Stage:
         if self.link is not None:
             self.link.send(flight, self._pipeline.rows_on_hop(self.index, flight.batch))
         elif following is None:
-            self._pipeline.on_return(flight)
+            self._pipeline.on_return(flight, Nanos(now))
         else:
             following.receive(flight)
 
@@ -234,7 +236,7 @@ class Pipeline:
         plan: Plan,
         links: list[LinkCost],
         turnaround_ns: int,
-        on_return: Callable[[Flight], None],
+        on_return: OnReturn,
     ) -> None:
         self.env = env
         self.on_return = on_return
@@ -260,7 +262,7 @@ class Pipeline:
                 stage.next.previous = stage
 
     def _returned(self, flight: Flight) -> None:
-        self.on_return(flight)
+        self.on_return(flight, self.env.now)
 
     @property
     def latency_ns(self) -> int:

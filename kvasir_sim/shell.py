@@ -80,7 +80,7 @@ class Shell:
 
     def tell(self, event: RingEvent, at: Nanos | None = None) -> None:
         """Report a fact to the core, now or `at`, and carry out what it orders."""
-        now = Nanos(self.env.now) if at is None else at
+        now = self.env.now if at is None else at
         if self._log is not None:
             self._log.write(encode(event, now) + "\n")
         ring = self.ring
@@ -152,18 +152,18 @@ class Shell:
 
         Recurring(self.env, passed).again(delay)
 
-    def _lap_returned(self, flight: Flight) -> None:
-        batch, now = flight.batch, self.env.now
-        del self._open[batch.id]
-        epoch = batch.epoch
+    def _lap_returned(self, flight: Flight, now: Nanos) -> None:
+        batch = flight.batch
+        id_, epoch = batch.id, batch.epoch
+        del self._open[id_]
         for requests in flight.before:
             self.tell(ReleaseEnded(requests, epoch))
         self._delivered = ()
         if self._sampler is not None:
             self._measure(flight, now)
-        self.tell(LapEnded(batch.id, epoch))
+        self.tell(LapEnded(id_, epoch), now)
         self.recorder.lap(batch, flight.composed, now, self._delivered, flight.stamps)
-        if batch.id < SAMPLED_LAPS or not batch.id % SAMPLE_EVERY:
+        if id_ < SAMPLED_LAPS or not id_ % SAMPLE_EVERY:
             self.recorder.sample(now, *self.ring.load)
         for requests in flight.after:
             self.tell(ReleaseEnded(requests, epoch))
