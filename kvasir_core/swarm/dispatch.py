@@ -1,5 +1,6 @@
 """Whether a worker is wanted, and which pairs it gets. Pure functions."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -55,29 +56,54 @@ def split_pairs(pairs: Sequence[tuple[int, int]], replicas: Sequence[Replica]) -
     places: list[list[Share]] = [[] for _ in range(len(replicas) + 1)]
     room = [replica.pairs_max for replica in replicas]
     owed = [0] * len(replicas)
+    edges = sorted({edge for replica in replicas for edge in (replica.begin, replica.end)})
+    holders: list[int] = []
+    weights: list[int] = []
+    holders_until = 0  # Between two edges, and while all have room, the holders are the same.
     for expert, count in pairs:
-        holders = [i for i, r in enumerate(replicas) if r.begin <= expert < r.end and room[i] > 0]
-        rates = sum(replicas[i].rate for i in holders)
+        if expert >= holders_until:
+            holders = [i for i, r in enumerate(replicas) if r.begin <= expert < r.end and room[i]]
+            rates = sum([replicas[i].rate for i in holders])
+            weights = [replicas[i].rate * _ONE // rates for i in holders]
+            edge = bisect_right(edges, expert)
+            holders_until = edges[edge] if edge < len(edges) else expert + 1
+        if not holders:
+            places[-1].append(Share(expert, 0, count))
+            continue
+        for i, weight in zip(holders, weights, strict=True):
+            owed[i] += count * weight
+        i = max(holders, key=owed.__getitem__)  # The first of those to whom most is owed.
+        if room[i] > count and (count <= WHOLE_PAIRS_MAX or len(holders) == 1):
+            places[i].append(Share(expert, 0, count))
+            room[i] -= count
+            owed[i] -= count * _ONE
+        elif not _deal(expert, count, holders, owed, room, places):
+            holders_until = 0
+    return places
+
+
+def _deal(
+    expert: int, count: int, holders: Sequence[int], owed: list[int], room: list[int],
+    places: Sequence[list[Share]],
+) -> bool:  # fmt: skip
+    """Cut one expert's pairs, by what is owed and while there is room; False if one is full."""
+    first = 0
+    if count > WHOLE_PAIRS_MAX and len(holders) > 1:
         for i in holders:
-            owed[i] += count * replicas[i].rate * _ONE // rates
-        first = 0
-        if count > WHOLE_PAIRS_MAX and len(holders) > 1:
-            for i in holders:
-                take = min(count - first, room[i], max(0, owed[i] // _ONE))
-                first = _give(places[i], expert, first, take)
-                room[i] -= take
-                owed[i] -= take * _ONE
-        while first < count:
-            open_to = [i for i in holders if room[i] > 0]
-            if not open_to:
-                first = _give(places[-1], expert, first, count - first)
-                break
-            i = max(open_to, key=lambda k: (owed[k], -k))
-            take = min(count - first, room[i])
+            take = min(count - first, room[i], max(0, owed[i] // _ONE))
             first = _give(places[i], expert, first, take)
             room[i] -= take
             owed[i] -= take * _ONE
-    return places
+    while first < count:
+        i = max(holders, key=lambda k: (room[k] > 0, owed[k], -k))
+        take = min(count - first, room[i])
+        if not take:
+            _give(places[-1], expert, first, count - first)
+            break
+        first = _give(places[i], expert, first, take)
+        room[i] -= take
+        owed[i] -= take * _ONE
+    return min(room[i] for i in holders) > 0
 
 
 def _give(place: list[Share], expert: int, first: int, count: int) -> int:
