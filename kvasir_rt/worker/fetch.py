@@ -7,6 +7,7 @@ import asyncio
 import base64
 import binascii
 import re
+from pathlib import Path
 from urllib.parse import quote
 
 import httpx
@@ -14,7 +15,7 @@ import httpx
 from kvasir_rt.swarm.hub_http import HubAway, HubError, HubRefused, check_status, read_bounded
 from kvasir_rt.swarm.protocol import DIGEST_HEADER
 from kvasir_rt.worker.hub_client import HubClient
-from kvasir_rt.worker.store import Note, SliceName, SliceStore, StoreError
+from kvasir_rt.worker.store import Note, SliceChanged, SliceName, SliceStore, StoreError
 
 SLICE_BYTES_MAX = 64 << 30
 IDLE_S_MAX = 15.0  # Without a byte; then the download is begun again where it stopped.
@@ -30,8 +31,8 @@ class FetchError(HubError):
 
 async def fetch(
     client: HubClient, store: SliceStore, name: SliceName, keep: set[SliceName]
-) -> Note:
-    """Have the slice complete in the store.
+) -> Path:
+    """Have the slice complete in the store; returns its file, hashed just now.
 
     Args:
         client: Of the hub that offered it.
@@ -56,6 +57,8 @@ async def fetch(
                 raise FetchError(f"{name}: {refused}") from None
             problem = refused
             pause_s = max(pause_s, refused.retry_after_s or 0.0)
+        except SliceChanged as changed:
+            problem = HubAway(str(changed))
         except HubAway as away:
             problem = away
         if _arrived(store, name) > before:
@@ -70,7 +73,7 @@ def _arrived(store: SliceStore, name: SliceName) -> int:
     return 0 if note is None else store.begin(note, set())[1]
 
 
-async def _try(client: HubClient, store: SliceStore, name: SliceName, keep: set[SliceName]) -> Note:
+async def _try(client: HubClient, store: SliceStore, name: SliceName, keep: set[SliceName]) -> Path:
     """One request."""
     headers = {"Authorization": f"Bearer {await client.token()}"}
     known = store.note(name)
@@ -79,8 +82,7 @@ async def _try(client: HubClient, store: SliceStore, name: SliceName, keep: set[
     elif known is not None:
         _, start = store.begin(known, keep)
         if start == known.size:
-            await asyncio.to_thread(store.finish, known)
-            return known
+            return await asyncio.to_thread(store.finish, known)
         headers["If-Range"] = f'"{known.sha256}"'
         headers["Range"] = f"bytes={start}-"
     layer, begin, end = name.slice
@@ -91,7 +93,7 @@ async def _try(client: HubClient, store: SliceStore, name: SliceName, keep: set[
             "GET", path, params=query, headers=headers, timeout=IDLE_S_MAX
         ) as answer:
             if answer.status_code == 304 and known is not None:
-                return known
+                return await asyncio.to_thread(store.verified, name)
             if answer.status_code == 416 and known is not None:
                 store.remove(name)
             if not answer.is_success:
@@ -102,8 +104,7 @@ async def _try(client: HubClient, store: SliceStore, name: SliceName, keep: set[
         if isinstance(error, OSError) and error.errno in (28, 122):
             raise StoreError(f"{name}: the disk of {store.root} is full") from None
         raise HubAway(f"{name}: {str(error) or type(error).__name__}") from None
-    await asyncio.to_thread(store.finish, note)
-    return note
+    return await asyncio.to_thread(store.finish, note)
 
 
 def _announced(answer: httpx.Response, name: SliceName) -> tuple[Note, int]:

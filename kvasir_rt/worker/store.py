@@ -33,6 +33,10 @@ class StoreError(KvasirError):
     """The store cannot be used, or has no room; the message says what to do."""
 
 
+class SliceChanged(StoreError):
+    """Bytes are not what their SHA-256 says; they were thrown away."""
+
+
 @dataclass(frozen=True, slots=True)
 class SliceName:
     """Which experts of which model."""
@@ -139,13 +143,13 @@ class SliceStore:
         """Check the complete download and keep it.
 
         Raises:
-            StoreError: Its bytes are not what was announced; it is thrown away.
+            SliceChanged: Its bytes are not what was announced.
         """
         part = self._part(note.name)
         found = sha256_of(part)
         if found != note.sha256:
             self.remove(note.name)
-            raise StoreError(
+            raise SliceChanged(
                 f"{note.name}: the download has SHA-256 {found[:16]}...; "
                 f"{note.sha256[:16]}... was announced"
             )
@@ -157,14 +161,14 @@ class SliceStore:
         """The file of a complete slice, hashed now.
 
         Raises:
-            StoreError: It is not there or has changed; then it is thrown away.
+            StoreError: It is not there, or has changed.
         """
         note, path = self.note(name), self.path(name)
         if note is None or path is None:
             raise StoreError(f"{name}: is not in the store")
         if sha256_of(path) != note.sha256:
             self.remove(name)
-            raise StoreError(f"{name}: has changed on disk; it was removed and is fetched again")
+            raise SliceChanged(f"{name}: has changed on disk; it was removed")
         os.utime(path)  # Used last.
         return path
 

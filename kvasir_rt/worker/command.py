@@ -1,0 +1,43 @@
+"""`kvasir-rt worker`: from options to a worker, until a signal."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import torch
+
+from kvasir_rt.worker.options import WorkerOptions
+from kvasir_rt.worker.worker import Worker
+
+
+def default_store() -> Path:
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "kvasir" / "worker"
+
+
+def run_worker(options: WorkerOptions) -> int:
+    """Until SIGTERM or Ctrl-C; the second one hurries. Returns the exit status.
+
+    Raises:
+        KvasirError: It cannot begin, or the hub is not the one that was known.
+    """
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    return asyncio.run(_run(options))
+
+
+async def _run(options: WorkerOptions) -> int:
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            hurry.set()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    worker = Worker(options)
+    print(f"worker {worker.node} for {options.hub}", flush=True)
+    await worker.run(stop, hurry)
+    return 0
