@@ -80,7 +80,7 @@ class BenchRing:
             secret=secrets.token_hex(32),
         )
         self._engine = Engine(EngineOptions(lines=LineOptions(crew=crew, pin=pin)))
-        self._next_request = 0
+        self._requests = Requests(self._engine)
 
     def __enter__(self) -> Self:
         self._engine.start()
@@ -95,11 +95,36 @@ class BenchRing:
         Raises:
             RingDown: A request failed.
         """
+        return self._requests.run(load, self.vocabulary)
+
+    def busy_shares(self, seconds: float, before: Sequence[int]) -> list[float]:
+        """Each stage's busy time over the seconds just measured."""
+        return [
+            (now - then) / 1e9 / seconds for now, then in zip(self.busy_ns(), before, strict=True)
+        ]
+
+    def busy_ns(self) -> list[int]:
+        return [stage.times.busy_ns for stage in self._engine.snapshot().stages]
+
+
+class Requests:
+    """Offers loads to an engine, one after another."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._next_request = 0
+
+    def run(self, load: Load, vocabulary: int) -> tuple[float, list[list[int]]]:
+        """Answers the load; returns seconds and every request's tokens.
+
+        Raises:
+            RingDown: A request failed.
+        """
         collector = Collector(load.requests)
         first = self._next_request
         self._next_request += load.requests
         started = time.perf_counter()
-        for index, prompt in enumerate(load.prompts(self.vocabulary)):
+        for index, prompt in enumerate(load.prompts(vocabulary)):
             self._engine.submit(
                 Submission(
                     request_id=first + index,
@@ -112,15 +137,6 @@ class BenchRing:
             )
         collector.wait()
         return time.perf_counter() - started, collector.tokens
-
-    def busy_shares(self, seconds: float, before: Sequence[int]) -> list[float]:
-        """Each stage's busy time over the seconds just measured."""
-        return [
-            (now - then) / 1e9 / seconds for now, then in zip(self.busy_ns(), before, strict=True)
-        ]
-
-    def busy_ns(self) -> list[int]:
-        return [stage.times.busy_ns for stage in self._engine.snapshot().stages]
 
 
 class Collector:

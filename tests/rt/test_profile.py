@@ -1,0 +1,82 @@
+"""`kvasir-rt profile` and `bench`: what they measure, not how fast this machine is."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kvasir_core.errors import PlanError
+from kvasir_core.microbatch import MicroBatch
+from kvasir_rt import bench, profile
+from kvasir_rt.hop_bench import hop_lines
+from kvasir_rt.stage_bench import ProfileOptions, micro_batch
+from kvasir_scenario.profile import read_profile
+from tests.rt.tiny_models import TinyModel, write_tiny_model
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("m") / "tiny.gguf", TinyModel(layers=6))
+
+
+def test_a_profile_is_a_file_the_simulator_reads(tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "profile.json"
+    arguments = ["--repeats", "2", "--rows", "1,4", "--decodes", "1,3", "--contexts", "8,16"]
+    arguments += ["--chunks", "1,8", "--behind", "0,16", "--out", str(out)]
+    result = CliRunner().invoke(profile.command, [str(tiny), *arguments])
+    assert result.exception is None
+    found = read_profile(out)
+    assert (found.model, found.model_layers, found.hidden) == ("tiny", 6, 64)
+    assert found.body.layers == 4
+    assert [point[0] for point in found.body.rows] == [1, 4]
+    assert [point[:2] for point in found.body.decode] == [(1, 8), (1, 16), (3, 8), (3, 16)]
+    assert [point[:2] for point in found.body.prefill] == [(1, 0), (1, 16), (8, 0), (8, 16)]
+    assert all(point[1] > 0 for point in found.body.rows)
+    assert [point[0] for point in found.link] == [rows * 64 * 4 for rows in (1, 8, 32, 128)]
+    assert 0 <= found.lap.bridge_ns < 10**9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--rows", "4"], "at least two"),
+        (["--rows", "4,2"], "ascend"),
+        (["--chunks", "0,2"], "at least 1"),
+        (["--contexts", "a"], "list of numbers"),
+    ],
+)
+def test_wrong_sizes_are_told(tiny: Path, arguments: list[str], word: str) -> None:
+    result = CliRunner().invoke(profile.command, [str(tiny), *arguments])
+    assert result.exit_code == 2
+    assert word in result.output
+
+
+def test_a_model_without_a_middle_stage_is_refused(tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "m.gguf", TinyModel(layers=2))
+    with pytest.raises(PlanError, match="2 layers"):
+        profile.measure_profile(path, "m", ProfileOptions(), lambda _: None)
+
+
+def test_hops_are_told_from_holds_and_waits() -> None:
+    def lap(batch: MicroBatch, start: int, hop: int) -> tuple[MicroBatch, list[int]]:
+        sent = start + 100
+        return batch, [start, start, sent, sent, sent + hop, sent + hop, sent + 300, sent + 300]
+
+    prompt, decode = micro_batch([], (0, 0, 4)), micro_batch([(0, 4)])
+    laps = [lap(prompt, 0, 20), lap(decode, 450, 10), lap(prompt, 9000, 30), lap(decode, 9450, 10)]
+    lines, bridge = hop_lines(laps, row_bytes=2)
+    assert lines == [(2, 10, 0), (8, 25, 5)]
+    assert bridge.bridge_ns == 40  # 50 from the tail to the head, 10 of them the hop back.
+
+
+def test_bench_compares_the_same_work_both_ways(tiny: Path) -> None:
+    arguments = ["--requests", "4", "--prompt-tokens", "8", "--new-tokens", "4", "--repeats", "1"]
+    result = CliRunner().invoke(bench.command, [str(tiny), *arguments, "--no-pin", "--json"])
+    assert result.exception is None
+    found = json.loads(result.stdout)
+    assert found["same_tokens"]
+    assert found["layers"] == [3, 3]
+    for way in ("drained", "in_flight"):
+        assert found[way]["tokens_per_s"] > 0
+        assert len(found[way]["stage_busy_share"]) == 2
