@@ -1,5 +1,6 @@
 """One transformer layer: attention with rotary positions, then a feed-forward or experts."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -12,11 +13,33 @@ from kvasir_rt.model.moe import MoeBlock, feed_forward
 from kvasir_rt.model.shape import ModelShape
 
 
+class Norm:
+    """`x / sqrt(mean(x^2) + epsilon) * weight` over the last dimension.
+
+    On the CPU the library's own is eight small passes. Here it is four: with n elements it equals
+    `x / hypot(|x|, sqrt(n epsilon)) * (weight sqrt(n))`, at half the time for a few rows.
+    """
+
+    def __init__(self, weight: Tensor, epsilon: float) -> None:
+        self._weight = weight
+        self._epsilon = epsilon
+        self._is_split = weight.dtype == torch.float32 and weight.device.type == "cpu"
+        if self._is_split:
+            self._weight = weight * math.sqrt(weight.shape[-1])
+            self._floor = torch.tensor(math.sqrt(weight.shape[-1] * epsilon))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._is_split:
+            length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self._floor)
+            return torch.div(x, length).mul_(self._weight)
+        return functional.rms_norm(x, x.shape[-1:], None, self._epsilon).mul_(self._weight)
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionWeights:
-    norm: Tensor  # [hidden]
+    norm: Norm
     qkv: Linear  # [rows, hidden] -> [rows, (heads + 2 * kv_heads) * head_dim]
-    qk_norm: Tensor | None  # [heads + kv_heads, head_dim], of q then k
+    qk_norm: Norm | None  # Of every head of q, then of k.
     output: Linear
 
 
@@ -29,7 +52,7 @@ class DenseWeights:
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     attention: AttentionWeights
-    ffn_norm: Tensor
+    ffn_norm: Norm
     ffn: DenseWeights | MoeBlock
 
 
@@ -54,18 +77,6 @@ class Rotary:
         )
 
 
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """`x / sqrt(mean(x^2) + epsilon) * weight` over the last dimension.
-
-    On the CPU the library's own is eight passes; this is half the time at decode widths.
-    """
-    if x.dtype != torch.float32 or x.device.type != "cpu":
-        return functional.rms_norm(x, weight.shape[-1:], None, epsilon).mul_(weight)
-    scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    scale = scale.square_().mul_(1.0 / x.shape[-1]).add_(epsilon).rsqrt_()
-    return torch.mul(x, scale).mul_(weight)
-
-
 def attend(
     weights: AttentionWeights,
     shape: ModelShape,
@@ -76,11 +87,11 @@ def attend(
 ) -> Tensor:
     """`x` plus its attention: `[rows, hidden]`."""
     rotated_heads = shape.heads + shape.kv_heads
-    qkv = weights.qkv(rms_norm(x, weights.norm, shape.rms_epsilon))
+    qkv = weights.qkv(weights.norm(x))
     qkv = qkv.view(len(x), rotated_heads + shape.kv_heads, shape.head_dim)
     heads = qkv[:, :rotated_heads]
     if weights.qk_norm is not None:
-        heads.copy_(rms_norm(heads, weights.qk_norm, shape.rms_epsilon))
+        heads.copy_(weights.qk_norm(heads))
     cosines, sines = angles
     rolled = heads.roll(shape.head_dim // 2, -1)
     heads.mul_(cosines).addcmul_(rolled, sines)

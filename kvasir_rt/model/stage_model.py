@@ -14,7 +14,7 @@ from kvasir_core.plan import Plan
 from kvasir_rt.errors import StageStateError
 from kvasir_rt.gguf_file import GgufFile
 from kvasir_rt.model.attention import Batch, KvMemory, KvSizes, SlotKv
-from kvasir_rt.model.block import Rotary, attend, dense, rms_norm
+from kvasir_rt.model.block import Rotary, attend, dense
 from kvasir_rt.model.linear import Numerics
 from kvasir_rt.model.moe import ExpertBackend, ExpertCall, MoeBlock
 from kvasir_rt.model.shape import ModelShape
@@ -187,10 +187,9 @@ class StageModel:
             self.numerics.compute
         )
         angles = self._rotary.at(batch.positions)
-        epsilon = self.shape.rms_epsilon
         for index, layer in enumerate(self._layers):
             x = attend(layer.attention, self.shape, x, angles, batch, index)
-            normalised = rms_norm(x, layer.ffn_norm, epsilon)
+            normalised = layer.ffn_norm(x)
             if isinstance(layer.ffn, MoeBlock):
                 call = layer.ffn.start(normalised, mb)
                 if not call.is_done:
@@ -210,7 +209,7 @@ class StageModel:
             return torch.empty(0, self.shape.vocab, device=x.device)
         if len(rows) != len(x):
             x = x[torch.tensor(rows, device=x.device)]
-        return self._lm_head(rms_norm(x, self._output_norm, self.shape.rms_epsilon)).float()
+        return self._lm_head(self._output_norm(x)).float()
 
 
 def output_rows(mb: MicroBatch) -> list[int]:

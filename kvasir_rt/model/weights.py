@@ -17,7 +17,7 @@ from torch import Tensor
 from kvasir_rt.errors import UnsupportedModel
 from kvasir_rt.gguf_file import GgufFile
 from kvasir_rt.gguf_read import read_rows, read_vector, row_blocks, tensor_of
-from kvasir_rt.model.block import AttentionWeights, DenseWeights, LayerWeights
+from kvasir_rt.model.block import AttentionWeights, DenseWeights, LayerWeights, Norm
 from kvasir_rt.model.linear import Blocks, Linear, Numerics, Packer
 from kvasir_rt.model.moe import ExpertBackend, Experts, LocalExperts, MoeBlock
 from kvasir_rt.model.shape import ModelShape
@@ -72,7 +72,7 @@ def weight_bytes(shape: ModelShape, layers: tuple[int, int], numerics: Numerics)
 class StageWeights:
     layers: list[LayerWeights]
     embedding: Tensor | None  # [vocab, hidden], at the head.
-    output_norm: Tensor | None  # At the tail, as the next.
+    output_norm: Norm | None  # At the tail, as the next.
     lm_head: Linear | None
     rope_factors: Tensor | None
 
@@ -119,7 +119,7 @@ class StageLoader:
         weights = StageWeights(
             layers=loaded,
             embedding=self._table("token_embd.weight", *matrix) if start == 0 else None,
-            output_norm=self._vector("output_norm.weight", shape.hidden) if is_tail else None,
+            output_norm=self._norm("output_norm.weight") if is_tail else None,
             lm_head=self._linear([(name, *matrix)]) if is_tail else None,
             rope_factors=self._rope_factors(),
         )
@@ -147,7 +147,7 @@ class StageLoader:
         shape = self._shape
         return LayerWeights(
             attention=AttentionWeights(
-                norm=self._vector(prefix + "attn_norm.weight", shape.hidden),
+                norm=self._norm(prefix + "attn_norm.weight"),
                 qkv=self._qkv(prefix),
                 qk_norm=self._qk_norm(prefix) if shape.architecture.has_qk_norm else None,
                 output=self._linear(
@@ -155,7 +155,7 @@ class StageLoader:
                     self._bias([(prefix + "attn_output.bias", shape.hidden, None)]),
                 ),
             ),
-            ffn_norm=self._vector(prefix + "ffn_norm.weight", shape.hidden),
+            ffn_norm=self._norm(prefix + "ffn_norm.weight"),
             ffn=self._experts(layer, prefix, backend) if shape.experts else self._dense(prefix),
         )
 
@@ -193,13 +193,15 @@ class StageLoader:
             found.append(values)
         return torch.from_numpy(np.concatenate(found))
 
-    def _qk_norm(self, prefix: str) -> Tensor:
+    def _norm(self, name: str) -> Norm:
+        return Norm(self._vector(name, self._shape.hidden), self._shape.rms_epsilon)
+
+    def _qk_norm(self, prefix: str) -> Norm:
         shape = self._shape
         query = self._vector(prefix + "attn_q_norm.weight", shape.head_dim)
         key = self._vector(prefix + "attn_k_norm.weight", shape.head_dim)
-        return torch.cat(
-            (query.expand(shape.heads, -1), key.expand(shape.kv_heads, -1))
-        ).contiguous()
+        both = torch.cat((query.expand(shape.heads, -1), key.expand(shape.kv_heads, -1)))
+        return Norm(both, shape.rms_epsilon)
 
     def _dense(self, prefix: str) -> DenseWeights:
         wide = (self._shape.ffn, self._shape.hidden)
