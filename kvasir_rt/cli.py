@@ -34,7 +34,13 @@ class RuntimeGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         first = args[0] if args else "--help"
-        if first not in self.list_commands(ctx) and first not in ("--help", "-h", "--version"):
+        commands = self.list_commands(ctx)
+        if first not in commands and first not in ("--help", "-h", "--version"):
+            if not first.startswith("-") and "." not in first and not Path(first).exists():
+                known = ", ".join(name for name in commands if name != SCENARIO)
+                raise click.UsageError(
+                    f"{first!r} is neither a command ({known}) nor a scenario file", ctx
+                )
             args = [SCENARIO, *args]
         return super().parse_args(ctx, args)
 
@@ -84,7 +90,10 @@ def group() -> None:
 @group.command()
 @click.argument("model")
 @click.option("--stages", default=2, show_default=True, help="Stages of the ring, at least 2.")
-@click.option("--layers", help="Layers per stage, head first: 18,12. Or auto: as measured.")
+@click.option(
+    "--layers",
+    help="Layers per stage, head first: 18,12. Or auto: as measured [default: estimated].",
+)
 @click.option(
     "--device", default="cpu", show_default=True, help="cpu, cuda:0, or one per stage: cuda:0,cpu."
 )
@@ -221,8 +230,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def exit_status_of(error: KvasirError) -> int:
     """1 where the world said no and trying again may help; 2 where the input is wrong."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    return 1 if names & {"AddressError", "RingDown", "ModelMemoryError"} else 2
+    from kvasir_rt.errors import ModelMemoryError
+    from kvasir_rt.ring_errors import RingDown
+
+    if isinstance(error, RingDown | ModelMemoryError):
+        return 1
+    return int(getattr(error, "exit_status", 2))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import secrets
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,15 +33,16 @@ from kvasir_rt.bridge.server import (
     listen,
     url_of,
 )
-from kvasir_rt.member import CrewOptions
 from kvasir_rt.engine import Engine, EngineOptions
 from kvasir_rt.gguf_file import GgufFile, open_gguf
 from kvasir_rt.join import RingKeys, tcp_endpoint
 from kvasir_rt.logs import log_event
+from kvasir_rt.measure_split import measure_apart
+from kvasir_rt.member import CrewOptions
 from kvasir_rt.model.shape import ModelShape
 from kvasir_rt.model_files import find_model, model_name
 from kvasir_rt.ring_errors import RingDown
-from kvasir_rt.serve_plan import RingOptions, plan_for
+from kvasir_rt.serve_plan import AUTO, RingOptions, plan_for
 from kvasir_rt.switchboard import LineOptions
 
 if TYPE_CHECKING:
@@ -147,6 +148,29 @@ def prepare(options: ServeOptions) -> Prepared:
     return Prepared(gguf, shape, plan, options.name or model_name(options.model))
 
 
+def threads_of(plan: Plan) -> int:
+    """Compute threads of each stage: the cores are shared out."""
+    return max(1, len(os.sched_getaffinity(0)) // plan.stages)
+
+
+def measured_plan(options: ServeOptions, prepared: Prepared) -> Plan:
+    """The plan with layers split by measured time.
+
+    Raises:
+        RingDown: The measurement failed.
+    """
+    plan = prepared.plan
+    say("measuring layers, head and tail")
+    beside = measure_apart(
+        prepared.gguf.path,
+        device=options.ring.devices_of(plan.stages)[0],
+        dtype=options.ring.number_format,
+        threads=1 if options.pin else threads_of(plan),
+        width=plan.micro_batch_width,
+    )
+    return plan_for(prepared.shape, options.ring, beside)
+
+
 def make_engine(options: ServeOptions, prepared: Prepared) -> Engine:
     """The engine, its sockets bound; no stage is started.
 
@@ -157,7 +181,6 @@ def make_engine(options: ServeOptions, prepared: Prepared) -> Engine:
     keys = None
     if options.remote:
         keys = RingKeys.load_or_create(options.ring_keys) if options.ring_keys else RingKeys.fresh()
-    threads = max(1, len(os.sched_getaffinity(0)) // plan.stages)
     crew = CrewOptions(
         plan=plan,
         dtype=options.ring.number_format,
@@ -174,7 +197,7 @@ def make_engine(options: ServeOptions, prepared: Prepared) -> Engine:
         listen=tcp_endpoint(options.ring_listen or "", may_be_any=True) if keys else None,
         keys=keys.bridge if keys else None,
         pin=options.pin,
-        threads=threads,
+        threads=threads_of(plan),
     )
     engine = Engine(
         EngineOptions(lines=lines, events=options.events, vocabulary=prepared.shape.vocab)
@@ -268,6 +291,9 @@ class ServeRun:
 
     async def _load(self) -> Served:
         """Starts the stages and reads the tokenizer beside them."""
+        if self._options.ring.layers == AUTO:
+            plan = await asyncio.to_thread(measured_plan, self._options, self._prepared)
+            self._prepared = replace(self._prepared, plan=plan)
         engine = self._engine = make_engine(self._options, self._prepared)
         engine.recorder = QueueClock(self._server.bridge.meters.admitted, engine.ring.causes)
         tokenizer, _ = await asyncio.gather(

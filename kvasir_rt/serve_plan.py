@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 from kvasir_core.errors import PlanError
 from kvasir_core.plan import Plan
+from kvasir_rt.measure_split import Beside
 from kvasir_rt.model.shape import ModelShape
 from kvasir_rt.split import estimated_tail_layers, parse_layers, split_by_cost
 
+AUTO = "auto"
 CONTEXT_DEFAULT_MAX = 4096  # Models state far more than a small machine can hold KV for.
 KV_TOKENS_DEFAULT_MAX = 65_536
 KV_MEMORY_SHARE = 0.25  # Of the machine, for all stages together; pages are taken when written.
@@ -21,7 +23,7 @@ class RingOptions:
 
     Attributes:
         stages: How many, where `layers` does not say.
-        layers: `18,12`, or None for a split by estimated cost.
+        layers: `18,12`; None for a split by estimated cost; `auto` by measured cost.
         devices: One for all stages, or one each.
         dtype: `float32` or `bfloat16`; the default is float32 on the CPU, bfloat16 elsewhere.
         window: A number, or None for auto.
@@ -60,17 +62,26 @@ class RingOptions:
         return self.devices
 
 
-def plan_for(shape: ModelShape, options: RingOptions) -> Plan:
+def plan_for(shape: ModelShape, options: RingOptions, beside: Beside | None = None) -> Plan:
     """The ring's fixed numbers for a model.
+
+    Args:
+        shape: The model's.
+        options: What was asked for.
+        beside: What head and tail do beside their layers; estimated if it was not measured.
 
     Raises:
         PlanError: What was asked for contradicts the model or itself.
     """
-    if options.layers is not None:
+    if options.layers is not None and options.layers != AUTO:
         layers = parse_layers(options.layers, shape.layers)
     else:
+        beside = beside or Beside(0.0, estimated_tail_layers(shape))
         layers = split_by_cost(
-            shape.layers, options.stages, tail_layers=estimated_tail_layers(shape)
+            shape.layers,
+            options.stages,
+            head_layers=beside.head_layers,
+            tail_layers=beside.tail_layers,
         )
     context = options.context or min(shape.context, CONTEXT_DEFAULT_MAX)
     if context > shape.context:

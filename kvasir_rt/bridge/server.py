@@ -26,6 +26,8 @@ DESCRIPTORS_BESIDE_CONNECTIONS = 512
 class AddressError(KvasirError):
     """The address cannot be listened on; the message names host, port and why."""
 
+    exit_status = 1  # Of a command that ends with it: another time the address may be free.
+
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket, so that nobody else can take the port from now on.

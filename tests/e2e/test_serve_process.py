@@ -198,6 +198,20 @@ def test_wrong_arguments_are_told_with_what_would_be_right(
         assert word in result.stderr
 
 
+def test_layers_auto_measures_before_it_splits(tiny: str, tmp_path: Path) -> None:
+    with serving(tmp_path, tiny, "--layers", "auto", "--stages", "3") as server:
+        spans = server.ring()["plan"]["layers"]
+        assert [spans[0][0], spans[-1][1], len(spans)] == [0, 4, 3]
+        assert "measuring" in server.errors.read_text()
+
+
+def test_a_mistyped_command_is_told_from_a_scenario() -> None:
+    result = run("sevre", "model.gguf")
+    assert result.returncode == 2
+    assert "'sevre' is neither a command" in result.stderr
+    assert "serve" in result.stderr
+
+
 def test_beyond_loopback_a_key_is_needed(tiny: str, tmp_path: Path) -> None:
     result = run("serve", tiny, "--host", "0.0.0.0", "--port", "0")
     assert result.returncode == 2
