@@ -49,8 +49,8 @@ class Routing:
     def __init__(self, chosen: Tensor, weights: Tensor) -> None:
         flat = chosen.flatten()
         order = torch.argsort(flat, stable=True)
-        self._all = Pairs(order // chosen.shape[1], flat[order], weights.flatten()[order])
-        experts, counts = torch.unique_consecutive(self._all.experts, return_counts=True)
+        self.everything = Pairs(order // chosen.shape[1], flat[order], weights.flatten()[order])
+        experts, counts = torch.unique_consecutive(self.everything.experts, return_counts=True)
         self.counts: tuple[tuple[int, int], ...] = tuple(
             zip(experts.tolist(), counts.tolist(), strict=True)
         )
@@ -62,11 +62,15 @@ class Routing:
         spans = [
             (self._starts[share.expert] + share.first, share.pairs) for share in sorted(shares)
         ]
-        if sum(count for _, count in spans) == len(self._all):
-            return self._all
+        if sum(count for _, count in spans) == len(self.everything):
+            return self.everything
         where = torch.cat([torch.arange(start, start + count) for start, count in spans])
-        where = where.to(self._all.rows.device)
-        return Pairs(self._all.rows[where], self._all.experts[where], self._all.weights[where])
+        where = where.to(self.everything.rows.device)
+        return Pairs(
+            self.everything.rows[where],
+            self.everything.experts[where],
+            self.everything.weights[where],
+        )
 
 
 def pair_sum(experts: Experts, x: Tensor, pairs: Pairs) -> Tensor:
