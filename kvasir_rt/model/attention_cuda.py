@@ -3,12 +3,14 @@
 K and V live in pages `[pages, page, kv_heads, head_dim]` per layer, allocated once for the ledger's
 tokens and one partial page per request. A micro-batch's decode rows and prompt chunks are attended
 in one call of `torch.nn.attention.varlen.varlen_attn` through a block table; splitting over the
-keys is off, so that a row's result does not depend on the company it keeps. Where the installed
-torch has no such call, or the device cannot run it (float32, an old GPU, the CPU in tests), each
+keys is off, so that a row's result does not depend on the company it keeps. Whether the installed
+torch and the device can do that is tried once, on a few rows whose result is known, when a stage is
+loaded: builds differ in which kernel takes a block table. Where it fails, and in float32, each
 request's pages are gathered and attended alone: slower, same results.
 """
 
 import heapq
+import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,9 +26,11 @@ from kvasir_rt.model.attention import KvSizes, Lengths
 from kvasir_rt.model.linear import Numerics
 
 PAGE = 256  # Tokens; the built-in kernel asks for a multiple of this.
-COMPUTE_CAPABILITY_MIN = (8, 0)  # Of the built-in variable-length kernel.
+TRIAL_ERROR_MAX = 0.05  # bfloat16 on values of scale 1; a wrong mask or page is off by 1.
 
 Varlen = Callable[..., Any]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +61,12 @@ class PagedBatch:
         keys.flatten(0, 1).index_copy_(0, self.targets, kv[:, :kv_heads])
         values.flatten(0, 1).index_copy_(0, self.targets, kv[:, kv_heads:])
         if self.memory.varlen is None:
-            return self._gathered(queries, keys, values)
-        mixed: Tensor = self.memory.varlen(
+            return self.gathered(queries, keys, values)
+        return self.in_one_call(self.memory.varlen, queries, keys, values)
+
+    def in_one_call(self, varlen: Varlen, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attention of all rows over the pages `[pages, page, kv_heads, head_dim]`."""
+        mixed: Tensor = varlen(
             queries,
             keys,
             values,
@@ -74,7 +82,8 @@ class PagedBatch:
         )
         return mixed.reshape(len(queries), -1)
 
-    def _gathered(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def gathered(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """The same, span by span."""
         sizes = self.memory.sizes
         group = sizes.heads // sizes.kv_heads
         parts: list[Tensor] = []
@@ -107,14 +116,15 @@ class PagedKv:
         self.sizes = sizes
         self._device = numerics.device
         pages = -(-sizes.tokens // PAGE) + sizes.slots  # Each request may leave one page partial.
-        self.bytes_total = pages * PAGE * sizes.row_elements * sizes.layers
+        self.spare_page = pages  # Of no request: padding rows of graphs write here.
+        self.bytes_total = (pages + 1) * PAGE * sizes.row_elements * sizes.layers
         self.bytes_total *= numerics.compute.itemsize
         self._check_memory()
-        shape = (sizes.layers, pages, PAGE, sizes.kv_heads, sizes.head_dim)
+        shape = (sizes.layers, pages + 1, PAGE, sizes.kv_heads, sizes.head_dim)
         # Zeros, so that what lies beyond a request's length is finite wherever a kernel reads it.
         self.keys = torch.zeros(shape, dtype=numerics.compute, device=self._device)
         self.values = torch.zeros_like(self.keys)
-        self.varlen = _varlen(numerics)
+        self.varlen = self._tried(_varlen(numerics))
         self._free = list(range(pages))
         self._tables: dict[int, list[int]] = {}
         self._lengths = Lengths(sizes)
@@ -179,6 +189,42 @@ class PagedKv:
             return made.pin_memory().to(self._device, non_blocking=True)
         return made.to(self._device)
 
+    def _tried(self, varlen: Varlen | None) -> Varlen | None:
+        """The call, if it gives what gathering gives on a prompt and a decode over two pages."""
+        if varlen is None:
+            return None
+        random = torch.Generator(device=self._device).manual_seed(1)
+        keys, values = (
+            torch.randn(2, *self.keys.shape[2:], generator=random, device=self._device).to(
+                self.keys.dtype
+            )
+            for _ in range(2)
+        )
+        queries = torch.randn(
+            4, self.sizes.heads, self.sizes.head_dim, generator=random, device=self._device
+        ).to(self.keys.dtype)
+        batch = PagedBatch(
+            positions=self._to_device([0, 1, 2, PAGE + 4], torch.int64),
+            targets=self._to_device([0] * 4, torch.int64),
+            starts=self._to_device([0, 3, 4], torch.int32),
+            lengths=self._to_device([3, PAGE + 5], torch.int32),
+            tables=self._to_device([[1, 1], [1, 0]], torch.int32),
+            spans=((0, 3, 3), (3, 1, PAGE + 5)),
+            rows_max=3,
+            length_max=PAGE + 5,
+            memory=self,
+        )
+        try:
+            error = batch.in_one_call(varlen, queries, keys, values)
+            error = (error - batch.gathered(queries, keys, values)).abs().max()
+        except (RuntimeError, TypeError, ValueError, NotImplementedError) as refused:
+            logger.warning("no paged attention in one call on %s: %s", self._device, refused)
+            return None
+        if float(error) <= TRIAL_ERROR_MAX:
+            return varlen
+        logger.warning("paged attention in one call is off by %g on %s", error, self._device)
+        return None
+
     def _check_memory(self) -> None:
         if self._device.type != "cuda":
             return
@@ -191,16 +237,11 @@ class PagedKv:
 
 
 def _varlen(numerics: Numerics) -> Varlen | None:
-    """The one-call attention, where this torch and device have it."""
+    """The one-call attention, where this torch has it."""
     if numerics.device.type != "cuda" or numerics.compute == torch.float32:
-        return None
-    if torch.cuda.get_device_capability(numerics.device) < COMPUTE_CAPABILITY_MIN:
         return None
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    import inspect
-
-    needed = {"block_table", "seqused_k", "num_splits", "enable_gqa", "window_size"}
-    return varlen_attn if needed <= set(inspect.signature(varlen_attn).parameters) else None
+    return varlen_attn

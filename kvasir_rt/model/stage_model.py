@@ -14,7 +14,9 @@ from kvasir_core.plan import Plan
 from kvasir_rt.errors import StageStateError
 from kvasir_rt.gguf_file import GgufFile
 from kvasir_rt.model.attention import Batch, KvMemory, KvSizes, SlotKv
+from kvasir_rt.model.attention_cuda import PagedBatch, PagedKv
 from kvasir_rt.model.block import Rotary, attend, dense
+from kvasir_rt.model.cuda_graphs import DecodeGraphs, decode_graphs
 from kvasir_rt.model.linear import Numerics
 from kvasir_rt.model.moe import ExpertBackend, ExpertCall, MoeBlock
 from kvasir_rt.model.shape import ModelShape
@@ -57,6 +59,7 @@ class StageModel:
         dtype: "float32" or "bfloat16"; see `linear.Numerics` for what that means on this device.
         experts: Where routed experts are computed; None computes them here.
         progress: Called with (layers loaded, layers in all).
+        decode_rows_max: On CUDA, decode micro-batches up to this many rows run as graphs.
 
     Attributes:
         shape: The whole model's shape.
@@ -79,6 +82,7 @@ class StageModel:
         dtype: str = "float32",
         experts: ExpertBackend | None = None,
         progress: Callable[[int, int], None] | None = None,
+        decode_rows_max: int = 0,
     ) -> None:
         self.shape = ModelShape.of(gguf)
         start, stop = layers
@@ -107,6 +111,7 @@ class StageModel:
         self._embedding = weights.embedding
         self._output_norm = weights.output_norm
         self._lm_head = weights.lm_head
+        self._graphs = self._decode_graphs(decode_rows_max)
 
     @classmethod
     def of_plan(
@@ -131,6 +136,7 @@ class StageModel:
             dtype=dtype,
             experts=experts,
             progress=progress,
+            decode_rows_max=plan.micro_batch_width,
         )
 
     def forward(self, mb: MicroBatch, inputs: Tensor) -> Tensor:
@@ -181,11 +187,13 @@ class StageModel:
         self, mb: MicroBatch, inputs: Tensor, batch: Batch
     ) -> Generator[ExpertCall, None, Tensor]:
         inputs = inputs.to(self.numerics.device)
+        if self._graphs is not None and isinstance(batch, PagedBatch):
+            output = self._graphs.run(mb, inputs, batch)
+            if output is not None:
+                return output
         if batch.order is not None:
             inputs = inputs[batch.order]
-        x = (self._embedding[inputs] if self._embedding is not None else inputs).to(
-            self.numerics.compute
-        )
+        x = self._entered(inputs)
         angles = self._rotary.at(batch.positions)
         for index, layer in enumerate(self._layers):
             x = attend(layer.attention, self.shape, x, angles, batch, index)
@@ -201,14 +209,43 @@ class StageModel:
             x = x[batch.restore]
         return self._logits(mb, x) if self.is_tail else x.to(self.boundary)
 
+    def _decode(self, inputs: Tensor, batch: PagedBatch) -> Tensor:
+        """The whole stage on decode rows, without experts and without a look at any value."""
+        x = self._entered(inputs)
+        angles = self._rotary.at(batch.positions)
+        for index, layer in enumerate(self._layers):
+            assert not isinstance(layer.ffn, MoeBlock)
+            x = attend(layer.attention, self.shape, x, angles, batch, index)
+            x = dense(layer.ffn, x, layer.ffn_norm(x))
+        return self._head(x) if self.is_tail else x.to(self.boundary)
+
+    def _decode_graphs(self, rows_max: int) -> DecodeGraphs | None:
+        kv = self.kv
+        if not isinstance(kv, PagedKv) or kv.varlen is None or self.shape.experts or not rows_max:
+            return None
+        row = (
+            torch.zeros((), dtype=torch.int64)
+            if self.is_head
+            else torch.zeros(self.shape.hidden, dtype=self.boundary)
+        )
+        with torch.inference_mode():
+            return decode_graphs(self._decode, kv, row.to(self.numerics.device), rows_max)
+
+    def _entered(self, inputs: Tensor) -> Tensor:
+        x = inputs if self._embedding is None else self._embedding[inputs]
+        return x.to(self.numerics.compute)
+
     def _logits(self, mb: MicroBatch, x: Tensor) -> Tensor:
-        assert self._lm_head is not None
-        assert self._output_norm is not None
         rows = output_rows(mb)
         if not rows:
             return torch.empty(0, self.shape.vocab, device=x.device)
         if len(rows) != len(x):
             x = x[torch.tensor(rows, device=x.device)]
+        return self._head(x)
+
+    def _head(self, x: Tensor) -> Tensor:
+        assert self._lm_head is not None
+        assert self._output_norm is not None
         return self._lm_head(self._output_norm(x)).float()
 
 
@@ -227,6 +264,4 @@ def output_rows(mb: MicroBatch) -> list[int]:
 def _kv_memory(sizes: KvSizes, numerics: Numerics) -> KvMemory:
     if numerics.device.type == "cpu":
         return SlotKv(sizes, numerics.compute)
-    from kvasir_rt.model.attention_cuda import PagedKv
-
     return PagedKv(sizes, numerics)

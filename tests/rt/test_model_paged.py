@@ -1,6 +1,7 @@
 """Paged KV, as CUDA uses it, on the CPU: the gathering form, and the one call through a double."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from kvasir_rt.errors import StageStateError
 from kvasir_rt.gguf_file import open_gguf
 from kvasir_rt.model.attention import KvSizes
 from kvasir_rt.model.attention_cuda import PAGE, PagedKv
+from kvasir_rt.model.cuda_graphs import DecodeGraphs
 from kvasir_rt.model.linear import Numerics
 from kvasir_rt.model.stage_model import StageModel
-from tests.rt.batches import greedy, greedy_mixed, micro_batch, stages_of
+from tests.rt.batches import forward, greedy, greedy_mixed, micro_batch, stages_of
 from tests.rt.tiny_models import VOCAB, TinyModel, write_tiny_model
 
 PROMPTS = [[5, 10, 300, 40, 7], [100] * 3, list(range(60, 90)), [9] * 17]
@@ -85,6 +87,33 @@ def test_requests_longer_than_a_page_chunked_equal_slots(
     assert greedy_mixed(stages, prompts, 20, seed=2, rows_max=11) == expected
 
 
+def repeat(compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
+    """What a CUDA graph does: the same tensors in, the same tensor out, computed again."""
+    output = compute()
+    return output, lambda: output.copy_(compute())
+
+
+def test_decodes_padded_to_a_graphs_size_give_the_tokens_of_slots(tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "m.gguf", TinyModel())
+    with open_gguf(path) as gguf:
+        slots = stages_of(gguf, [0, 1, 4])
+        stages = paged(stages_of(gguf, [0, 1, 4]), has_varlen=True)
+    for stage in stages:
+        row = torch.zeros((), dtype=torch.int64) if stage.is_head else torch.zeros(64)
+        kv = stage.kv
+        assert isinstance(kv, PagedKv)
+        with torch.inference_mode():
+            stage._graphs = DecodeGraphs(stage._decode, kv, row, 3, repeat)
+        assert list(stage._graphs._graphs) == [1, 2, 4]  # The next size up holds 3 rows.
+    expected = [greedy(slots, prompt, 8) for prompt in PROMPTS]
+    assert [greedy(stages, prompt, 8) for prompt in PROMPTS] == expected
+    assert greedy_mixed(stages, PROMPTS, 8, seed=7) == expected
+    mb = micro_batch([(0, 0), (1, 0), (2, 0)])
+    assert forward(stages, mb, [4, 5, 6]).shape == (3, VOCAB)
+    five = micro_batch([(each, 0) for each in range(10, 15)])
+    assert forward(stages, five, [1] * 5).shape == (5, VOCAB)  # No graph of 5: step by step.
+
+
 def memory(**options: Any) -> PagedKv:
     given = {
         "slots": 4, "context": 2048, "tokens": 1024, "layers": 2, "heads": 4, "kv_heads": 2,
@@ -103,6 +132,23 @@ def test_pages_suffice_for_whatever_the_ledger_admits_and_come_back() -> None:
     kv.batch(micro_batch([], [(9, 0, 1024)]))
     kv.reset()
     assert len(kv._free) == 8
+
+
+def test_the_one_call_is_tried_before_it_is_trusted(caplog: pytest.LogCaptureFixture) -> None:
+    kv = memory()
+    assert kv._tried(varlen_double) is varlen_double
+    assert kv._tried(None) is None
+
+    def off_by_one(*given: Any, **options: Any) -> Tensor:
+        return varlen_double(*given, **{**options, "seqused_k": options["seqused_k"] - 1})
+
+    def refuses(*given: Any, **options: Any) -> Tensor:
+        raise RuntimeError("block_table needs another kernel")
+
+    assert kv._tried(off_by_one) is None
+    assert "is off by" in caplog.text
+    assert kv._tried(refuses) is None
+    assert "needs another kernel" in caplog.text
 
 
 def test_more_than_the_ledger_admits_is_refused() -> None:
