@@ -35,6 +35,9 @@ def configure(
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())
     logger.propagate = False
+    served = logging.getLogger("uvicorn")  # Its warnings are told by answers and counts.
+    served.handlers[:] = [handler]
+    served.setLevel(logging.ERROR)
     return logger
 
 

@@ -42,7 +42,7 @@ from kvasir_rt.member import CrewOptions
 from kvasir_rt.model.shape import ModelShape
 from kvasir_rt.model_files import find_model, model_name
 from kvasir_rt.ring_errors import RingDown
-from kvasir_rt.serve_plan import AUTO, RingOptions, plan_for
+from kvasir_rt.serve_plan import AUTO, RingOptions, check_devices, plan_for
 from kvasir_rt.switchboard import LineOptions
 
 if TYPE_CHECKING:
@@ -140,7 +140,12 @@ def prepare(options: ServeOptions) -> Prepared:
     gguf = open_gguf(find_model(options.model))
     shape = ModelShape.of(gguf)
     plan = plan_for(shape, options.ring)
-    options.ring.devices_of(plan.stages)
+    here = [
+        device
+        for stage, device in enumerate(options.ring.devices_of(plan.stages))
+        if stage not in options.remote
+    ]
+    check_devices(here)
     if options.remote and options.ring_listen is None:
         raise ServeError("--remote needs --ring-listen HOST:PORT, where those stages join")
     if options.remote and max(options.remote) >= plan.stages:
@@ -337,9 +342,9 @@ class ServeRun:
             why = await asyncio.to_thread(self._down_why)
             if why:
                 log_event(logger, "the ring has given up", level=logging.ERROR, why=why)
-                self._server.bridge.close(
-                    ApiError(503, f"The ring has given up: {why}", code="ring_down")
-                )
+                error = ApiError(503, f"The ring has given up: {why}", code="ring_down")
+                self._server.bridge.close(error)
+                self._server.bridge.fail_all(error)  # Some may have come after its end.
                 return
 
     def _down_why(self) -> str:

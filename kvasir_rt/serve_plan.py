@@ -1,6 +1,8 @@
 """From a model's shape and the command line to the plan: defaults and their reasons."""
 
 import os
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvasir_core.errors import PlanError
@@ -60,6 +62,27 @@ class RingOptions:
                 "one for each"
             )
         return self.devices
+
+
+def check_devices(devices: Sequence[str]) -> None:
+    """Whether these devices are here; torch is asked only for those that are not the CPU.
+
+    Raises:
+        PlanError: One has no such name, or is not there.
+    """
+    wrong = [device for device in devices if not re.fullmatch(r"cpu|cuda:\d{1,3}", device)]
+    if wrong:
+        raise PlanError(f"--device {wrong[0]} is no device; it must be cpu, or cuda:0 and so on")
+    indexes = [int(device.partition(":")[2]) for device in devices if device != "cpu"]
+    if not indexes:
+        return
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if max(indexes) >= gpus:
+        raise PlanError(
+            f"--device cuda:{max(indexes)} is not there: torch sees {gpus} GPUs on this machine"
+        )
 
 
 def plan_for(shape: ModelShape, options: RingOptions, beside: Beside | None = None) -> Plan:

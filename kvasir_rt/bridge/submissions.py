@@ -254,34 +254,42 @@ class Submissions:
         if not answer.is_probe:
             self._admit(places)
             self._meters.prompt_tokens(job.prompt_tokens)
-        self.idle.clear()
         seed = secrets.randbits(63) if job.seed is None else job.seed
-        now = time.monotonic()
-        for prompt_index, prompt in enumerate(job.prompts):
-            for choice in range(job.choices):
-                request = RequestId(self._next_request)
-                self._next_request += 1
-                generation = Generation(
-                    index=prompt_index * job.choices + choice,
-                    tokenizer=self._tokenizer,
-                    stops=job.stops,
-                    stop_ids=job.stop_ids,
-                    wants_logprobs=job.wants_logprobs,
-                    end_early=self._ender(request),
-                )
-                answer.generations.append(generation)
-                answer.requests.append(request)
-                self._live[request] = Entry(generation, answer, now)
-                self._engine.submit(
-                    Submission(
-                        request_id=request,
-                        prompt_ids=prompt,
-                        output_tokens_max=job.output_tokens_max[prompt_index],
-                        sampling=replace(job.sampling, seed=seed_of_choice(seed, choice)),
-                        stop_ids=job.stop_ids,
-                        on_event=self._mailbox.put,
-                    )
-                )
+        try:
+            for prompt in range(len(job.prompts)):
+                for choice in range(job.choices):
+                    self._submit(answer, prompt, choice, seed_of_choice(seed, choice))
+        except BaseException:
+            self.abandon(answer.requests, FinishReason.FAILED)
+            raise
+
+    def _submit(self, answer: Answer, prompt: int, choice: int, seed: int) -> None:
+        """Hands one generation to the engine; its events are delivered after this returns."""
+        job = answer.job
+        request = RequestId(self._next_request)
+        self._next_request += 1
+        self._engine.submit(
+            Submission(
+                request_id=request,
+                prompt_ids=job.prompts[prompt],
+                output_tokens_max=job.output_tokens_max[prompt],
+                sampling=replace(job.sampling, seed=seed),
+                stop_ids=job.stop_ids,
+                on_event=self._mailbox.put,
+            )
+        )
+        generation = Generation(
+            index=prompt * job.choices + choice,
+            tokenizer=self._tokenizer,
+            stops=job.stops,
+            stop_ids=job.stop_ids,
+            wants_logprobs=job.wants_logprobs,
+            end_early=lambda: self.abandon([request], FinishReason.STOP),
+        )
+        answer.generations.append(generation)
+        answer.requests.append(request)
+        self._live[request] = Entry(generation, answer, time.monotonic())
+        self.idle.clear()
 
     def abandon(self, requests: Iterable[RequestId], reason: FinishReason) -> None:
         """Takes requests out of the ring whose outcome nobody waits for any more."""
@@ -311,9 +319,6 @@ class Submissions:
             return 1.0
         span = max(self._endings[-1] - self._endings[0], 1e-3)
         return min(RETRY_AFTER_S_MAX, places * span / (len(self._endings) - 1))
-
-    def _ender(self, request: RequestId) -> Callable[[], None]:
-        return lambda: self.abandon([request], FinishReason.STOP)
 
     def _deliver(self, event: EngineEvent) -> None:
         entry = self._live.get(event.request_id)

@@ -183,6 +183,8 @@ def test_m5_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         (["--context", "100000"], ["100000", "512"]),
         (["--packer", "magic"], ["magic", "cohort"]),
         (["--device", "cpu,cpu,cpu"], ["3", "2"]),
+        (["--device", "gpu7"], ["gpu7", "cuda:0"]),
+        (["--device", "cuda:99"], ["cuda:99", "not there"]),
         (["--remote", "1"], ["--ring-listen"]),
         (["--nonsense"], ["--nonsense"]),
         (["--host", "no.such.host.invalid"], ["API key"]),
