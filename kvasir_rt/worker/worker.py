@@ -38,6 +38,7 @@ from kvasir_rt.worker.store import SliceName, SliceStore, StoreError
 logger = logging.getLogger("kvasir.worker")
 
 HEARTBEAT_S = 15.0  # Until the hub says otherwise.
+BEAT_LOOK_S = 0.5
 PAUSE_S = 1.0  # After a failure, doubling to...
 PAUSE_S_MAX = 30.0
 KEY_FILE = "node.key"
@@ -89,8 +90,10 @@ class Worker:
         self._model: str | None = None  # Of the slices in memory.
         self._claim: int | None = None
         self._session = 0  # The relay's, of the last heartbeat.
+        self._dialled = 0  # The session of...
         self._channel: Channel | None = None
         self._heartbeat_s = HEARTBEAT_S
+        self._beat_at = 0.0  # Of the last one that was heard.
         self._beating = asyncio.Lock()
         self._served = asyncio.Event()  # There are slices.
         self._room = asyncio.Event()
@@ -238,10 +241,13 @@ class Worker:
         pause = Pause()
         while True:
             await self._served.wait()
-            await asyncio.sleep(self._heartbeat_s * _chance.uniform(0.9, 1.0))
-            while not await self._beat():
+            due_in_s = self._beat_at + self._heartbeat_s * 0.95 - time.monotonic()
+            if due_in_s > 0:
+                await asyncio.sleep(min(due_in_s, BEAT_LOOK_S))  # It may be due earlier by then.
+            elif await self._beat():
+                pause.reset()
+            else:
                 await pause.wait()
-            pause.reset()
 
     async def _beat(self) -> bool:
         """Tell the hub what is served now; False if it was not heard."""
@@ -251,8 +257,11 @@ class Worker:
                 if reply is None:
                     return False
                 self._claim = None
+                self._beat_at = time.monotonic()
                 self._heartbeat_s = min(3600.0, max(0.05, reply.heartbeat_s))
                 self._session = reply.relay_session
+                if self._channel is not None and self._session != self._dialled:
+                    self._channel.end("the hub gave another generation")
                 released = {Slice(*segment) for segment in reply.release} & {*self.desk.slices}
                 if not released:
                     self._write_status("serving")
@@ -330,6 +339,7 @@ class Worker:
         """Dial and serve until the connection is over."""
         socket = await dial(self._relay, await self._client.token(), session)
         channel = self._channel = Channel(socket, self._limits)
+        self._dialled = session
         self._watch.add(channel)
         self._write_status("serving")
         try:
