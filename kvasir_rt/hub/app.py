@@ -30,7 +30,7 @@ from kvasir_rt.hub.intake import Intake
 from kvasir_rt.hub.limits import HubLimits
 from kvasir_rt.hub.metrics import HubCollector, HubMeters
 from kvasir_rt.hub.relaying import RelayMount
-from kvasir_rt.hub.routes import router
+from kvasir_rt.hub.routes import SHOWN, router
 from kvasir_rt.hub.service import HubService
 
 RELAY_PATH = "/api/expert-relay"
@@ -66,7 +66,7 @@ def make_app(
     app.router.routes.append(WebSocketRoute(RELAY_PATH, _RelayEnd(relay)))
     gate = Gate(service.keeper, limits, is_exposed=is_exposed)
     schema = app.openapi()
-    _tell_truth(schema)
+    _tell_truth(schema, is_exposed=is_exposed)
     meters = HubMeters(schema["paths"])
     meters.add(HubCollector(service, gate, relay))
     app.state.service = service
@@ -132,10 +132,12 @@ def _query_names(schema: dict[str, Any]) -> dict[tuple[str, str], frozenset[str]
     return {**names, ("GET", "/openapi.json"): frozenset(), ("GET", "/docs"): frozenset()}
 
 
-def _tell_truth(schema: dict[str, Any]) -> None:
-    """FastAPI writes a 422 that we never send."""
+def _tell_truth(schema: dict[str, Any], *, is_exposed: bool) -> None:
+    """What FastAPI cannot know: we send no 422, and on loopback looking needs no token."""
     for methods in schema["paths"].values():
         for found in methods.values():
             found["responses"].pop("422", None)
+            if SHOWN in found["tags"] and not is_exposed:
+                found["security"].append({})
     for name in ("HTTPValidationError", "ValidationError"):
         schema["components"]["schemas"].pop(name, None)

@@ -24,6 +24,9 @@ from kvasir_rt.hub.page import docs_page
 from kvasir_rt.hub.service import HubService
 from kvasir_rt.swarm import protocol as wire
 
+SHOWN = "what is shown"
+"""Tag of what anybody on this machine may see."""
+
 ERROR = {"model": wire.ErrorBody}
 COMMON: dict[int | str, dict[str, Any]] = {
     400: {**ERROR, "description": "The request breaks a rule; the message names it."},
@@ -230,9 +233,7 @@ async def relay_over_http() -> None:
 # ---------------------------------------------------------------------- what is shown
 
 
-@router.get(
-    "/api/moe/recruitment", responses=COMMON, dependencies=[NEEDS_VIEW], tags=["what is shown"]
-)
+@router.get("/api/moe/recruitment", responses=COMMON, dependencies=[NEEDS_VIEW], tags=[SHOWN])
 async def recruitment(service: Service) -> wire.Recruitment:
     """Each model's load, target and workers."""
     return service.recruitment()
@@ -242,14 +243,14 @@ async def recruitment(service: Service) -> wire.Recruitment:
     "/api/expert-demand",
     responses={**COMMON, **NOT_FOUND},
     dependencies=[NEEDS_VIEW],
-    tags=["what is shown"],
+    tags=[SHOWN],
 )
 async def demand(service: Service, model: ModelQuery | None = None) -> wire.Demand:
     """What is wanted of each expert, in runs of equal counts."""
     return service.demand(model)
 
 
-@router.get("/api/swarm", responses=COMMON, dependencies=[NEEDS_VIEW], tags=["what is shown"])
+@router.get("/api/swarm", responses=COMMON, dependencies=[NEEDS_VIEW], tags=[SHOWN])
 async def swarm(service: Service) -> dict[str, Any]:
     """Everything for a live page, at most a second old."""
     return service.swarm()
@@ -260,7 +261,7 @@ async def swarm(service: Service) -> dict[str, Any]:
     responses={**COMMON, 200: {"content": {"text/plain": {}}, "description": "The metrics."}},
     response_class=Response,
     dependencies=[NEEDS_VIEW],
-    tags=["operation"],
+    tags=[SHOWN],
 )
 async def metrics(request: Request) -> Response:
     """Prometheus text."""

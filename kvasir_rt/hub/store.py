@@ -110,10 +110,10 @@ class Store:
             raise
 
     def close(self) -> None:
-        self._engine.dispose()
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+        self._engine.dispose()
 
     def load(self, claim_ttl_ns: int) -> StateRestored | None:
         """What the last hub left; None if there was none.

@@ -1,6 +1,9 @@
 """What survives: the database, and a hub that restarts."""
 
 import os
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from kvasir_core.swarm.events import (
 )
 from kvasir_core.swarm.words import ClaimId, ModelName, Session, WorkerId
 from kvasir_core.units import Nanos
+from kvasir_rt.hub import tables
 from kvasir_rt.hub.record import Entry, Record
 from kvasir_rt.hub.store import COUNTER_GAP, Store, StoreError
 from tests.rt.hub.hubs import MODEL, Coordinator, Worker, quick, running_hub, wait_for
@@ -50,23 +54,43 @@ def sqlite(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'hub.sqlite'}"
 
 
-def urls() -> list[object]:
-    """SQLite always; PostgreSQL where KVASIR_POSTGRES names an empty database."""
-    given = os.environ.get("KVASIR_POSTGRES")
-    skip = pytest.mark.skipif(given is None, reason="KVASIR_POSTGRES names no database")
-    return ["sqlite", pytest.param(given or "postgresql", marks=skip)]
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """A PostgreSQL of this test's own, on a socket in a directory of its own."""
+    needed = ["initdb", "pg_ctl"]
+    as_user: list[str] = []
+    if os.geteuid() == 0:  # PostgreSQL does not run as root.
+        needed.append("runuser")
+        as_user = ["runuser", "-u", "postgres", "--"]
+    missing = [name for name in needed if shutil.which(name) is None]
+    if missing:
+        pytest.skip(f"PostgreSQL cannot be started here: {', '.join(missing)} not found")
+    with tempfile.TemporaryDirectory(prefix="kvasir-pg-") as root:
+        if as_user:
+            shutil.chown(root, "postgres")
+        data = f"{root}/data"
+
+        def run(*command: str) -> None:
+            subprocess.run([*as_user, *command], check=True, stdout=subprocess.DEVNULL, cwd="/")
+
+        run("initdb", "--no-sync", "--auth=trust", "--username=kvasir", "-D", data)
+        settings = f"-k {root} -c listen_addresses='' -c fsync=off"
+        run("pg_ctl", "-D", data, "-o", settings, "-l", f"{root}/log", "-w", "start")
+        try:
+            yield f"postgresql+psycopg://kvasir@/postgres?host={root}"
+        finally:
+            run("pg_ctl", "-D", data, "-m", "immediate", "stop")
 
 
-@pytest.fixture(params=urls())
+@pytest.fixture(params=["sqlite", "postgresql"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    url = sqlite(tmp_path) if request.param == "sqlite" else request.param
+    is_postgres = request.param == "postgresql"
+    url = request.getfixturevalue("postgres") if is_postgres else sqlite(tmp_path)
     opened = make_store(url)
     opened.open()
     yield opened
-    if request.param != "sqlite":
-        with opened._engine.begin() as connection:
-            for name in ("meta", "identities", "models", "claims", "bans", "proven", "history"):
-                connection.execute(text(f"DROP TABLE kvasir_{name}"))
+    if is_postgres:
+        tables.metadata.drop_all(opened._engine)
     opened.close()
 
 
@@ -103,6 +127,18 @@ def test_another_process_goes_on_where_the_first_stopped(tmp_path: Path) -> None
     assert second.load(120 * SECOND) == RESTORED
     second.write(STATE._replace(claims=()), Nanos(0))  # Differs from what the first wrote.
     assert second.load(120 * SECOND) == RESTORED._replace(claims=())
+    second.close()
+
+
+def test_two_hubs_do_not_share_a_postgresql_database(postgres: str) -> None:
+    first = make_store(postgres)
+    first.open()
+    with pytest.raises(StoreError, match="another hub"):
+        make_store(postgres).open()
+    first.close()
+    second = make_store(postgres)
+    second.open()
+    tables.metadata.drop_all(second._engine)
     second.close()
 
 
