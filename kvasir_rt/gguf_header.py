@@ -21,14 +21,14 @@ from kvasir_rt.errors import ModelFileError
 # Limits, each far above any published model and low enough that the worst header is refused or
 # read within a second and 64 MB.
 HEADER_BYTES_MAX = 256 << 20  # Largest seen: 15 MB, a vocabulary of 262 k with merges.
-KEYS_MAX = 100_000
+KEYS_MAX = 65_536  # Real files have below 100.
 TENSORS_MAX = 65_536  # One Python record each; 61 layers of 256 unfused experts have 47 k.
 KEY_BYTES_MAX = 65_535  # The format's own limit.
 NAME_BYTES_MAX = 256  # ggml allows 64.
 NAMES_BYTES_MAX = 8 << 20  # All keys, or all tensor names, together.
 STRING_BYTES_MAX = 1 << 20  # The longest chat templates have 20 kB.
 ARRAY_ITEMS_MAX = 10_000_000
-ARRAY_STRINGS_MAX = 2_000_000  # In all arrays of a file together; a large vocabulary has 0.8 M.
+ARRAY_STRINGS_MAX = 1_200_000  # In all arrays of a file; a large vocabulary with merges has 0.7 M.
 DIMENSIONS_MAX = 4
 ALIGNMENT_MAX = 65_536
 WINDOW_BYTES = 65_536

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kvasir_rt.errors import ModelFileError
 from kvasir_rt.gguf_file import open_gguf
-from kvasir_rt.gguf_header import ALIGNMENT_MAX, BLOCKS, KEYS_MAX, TENSORS_MAX
+from kvasir_rt.gguf_header import ALIGNMENT_MAX, ARRAY_STRINGS_MAX, BLOCKS, KEYS_MAX, TENSORS_MAX
 from kvasir_rt.gguf_read import read_rows, row_blocks, tensor_of
 from tests.rt.tiny_models import TinyModel, write_tiny_model
 
@@ -159,7 +159,9 @@ print(json.dumps([refused, spent, grown / 1024]))
     "make",
     [
         # The largest headers the limits admit, each spoilt only at its end.
-        lambda: file_of((pair(b"a", 9, array(8, 2_000_000, b"\0" * 16_000_000)), b"\xff" * 8)),
+        lambda: file_of(
+            (pair(b"a", 9, array(8, ARRAY_STRINGS_MAX, b"\0" * 8 * ARRAY_STRINGS_MAX)), b"\xff" * 8)
+        ),
         lambda: file_of(
             (*(pair(b"key%d" % n, 8, text(b"v")) for n in range(KEYS_MAX - 1)), b"\xff" * 8)
         ),

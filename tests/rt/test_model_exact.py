@@ -1,6 +1,6 @@
 """Against transformers, from the same file: logits within 1e-3 and equal greedy tokens in float32."""
 
-import time
+import math
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,27 +130,22 @@ def test_smollm2_tokens_and_chat_are_those_of_transformers(
         assert tokenizer.chat(messages[:cut]) == theirs(text).input_ids
 
 
-def test_smollm2_opens_and_loads_its_tokenizer_quickly(smollm2: Path) -> None:
-    start = time.process_time()
-    with open_gguf(smollm2) as gguf:
-        opened = time.process_time() - start
-        load_tokenizer(gguf)
-    loaded = time.process_time() - start
-    assert opened < loaded < 20 * max(opened, 0.05)  # The library takes 40 times as long to open.
-
-
 # -------------------------------------------------------------------------- tiny models
 
 
-def oracle_options(model: TinyModel) -> dict[str, Any]:
-    """What transformers' GGUF maps leave out."""
-    shared = {
+def oracle_shape(model: TinyModel) -> dict[str, Any]:
+    return {
         "vocab_size": VOCAB, "hidden_size": model.hidden, "num_hidden_layers": model.layers,
         "num_attention_heads": model.heads, "num_key_value_heads": model.kv_heads,
         "head_dim": model.head_dim, "rms_norm_eps": 1e-6, "max_position_embeddings": model.context,
         "rope_theta": 10_000.0, "tie_word_embeddings": model.is_tied,
         "intermediate_size": model.ffn,
     }  # fmt: skip
+
+
+def oracle_options(model: TinyModel) -> dict[str, Any]:
+    """What transformers' GGUF maps leave out."""
+    shared = oracle_shape(model)
     if model.architecture == "qwen3":
         return {"config": transformers.Qwen3Config(**shared)}
     if model.architecture == "qwen3moe":
@@ -190,3 +185,57 @@ def test_a_tiny_model_has_the_logits_and_greedy_tokens_of_transformers(
         assert len({token for tokens in expected for token in tokens}) > 16
     assert [greedy(stages, prompt, 32) for prompt in prompts] == expected
     assert greedy_mixed(stages, prompts, 32, seed=1) == expected
+
+
+def llama3_factors(head_dim: int, scaling: dict[str, Any]) -> tuple[float, ...]:
+    """What the converter writes as `rope_freqs.weight`: Llama 3's stretching of slow rotations."""
+    factors: list[float] = []
+    old = scaling["original_max_position_embeddings"]
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    for pair in range(head_dim // 2):
+        length = 2 * math.pi * scaling["rope_theta"] ** (2 * pair / head_dim)
+        if length < old / high:
+            factors.append(1.0)
+        elif length > old / low:
+            factors.append(scaling["factor"])
+        else:
+            smooth = (old / length - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / scaling["factor"] + smooth))
+    return tuple(factors)
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "scaling"),
+    [
+        (TinyModel(rope_factors=llama3_factors(16, LLAMA3)), LLAMA3),
+        (
+            TinyModel(extra=(("rope.scaling.type", "linear"), ("rope.scaling.factor", 2.5))),
+            {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.5},
+        ),
+    ],
+    ids=["llama3", "linear"],
+)
+def test_stretched_positions_have_the_logits_of_transformers(
+    tmp_path: Path, model: TinyModel, scaling: dict[str, Any]
+) -> None:
+    path = write_tiny_model(tmp_path / "tiny.gguf", model)
+    shared = oracle_shape(model)
+    del shared["rope_theta"]
+    config = transformers.LlamaConfig(**shared, rope_parameters=scaling)
+    oracle = load_oracle(path, config=config)
+    prompt = [each * 13 % VOCAB for each in range(100)]
+    with torch.inference_mode():
+        logits = oracle(torch.tensor([prompt])).logits[0, -1]
+    with open_gguf(path) as gguf:
+        mine = forward(stages_of(gguf, [0, 4]), micro_batch([], [(0, 0, 100)], [0]), prompt)[0]
+    assert (mine - logits).abs().max() < LOGITS_TOLERANCE
+    plain = write_tiny_model(tmp_path / "plain.gguf")
+    with open_gguf(plain) as gguf:
+        other = forward(stages_of(gguf, [0, 4]), micro_batch([], [(0, 0, 100)], [0]), prompt)[0]
+    assert (other - logits).abs().max() > 0.1

@@ -48,7 +48,7 @@ class TinyModel:
     bos_id: int | None = None
     add_bos: bool | None = None
     chat_template: str | None = CHAT_TEMPLATE
-    rope_factors: bool = False
+    rope_factors: tuple[float, ...] = ()
     extra: tuple[tuple[str, Any], ...] = ()  # Keys below the architecture's name.
 
 
@@ -196,7 +196,7 @@ def _tensors(model: TinyModel) -> Sequence[tuple[str, NDArray[np.float32]]]:
                 (prefix + "ffn_down.weight", matrix(model.hidden, model.ffn, scale=4.0)),
             ]
     if model.rope_factors:
-        made.append(("rope_freqs.weight", np.linspace(1, 4, model.head_dim // 2, dtype=np.float32)))
+        made.append(("rope_freqs.weight", np.array(model.rope_factors, dtype=np.float32)))
     made.append(("output_norm.weight", vector(model.hidden)))
     if not model.is_tied:
         made.append(("output.weight", matrix(VOCAB, model.hidden, scale=np.sqrt(model.hidden))))
