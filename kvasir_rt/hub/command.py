@@ -6,8 +6,6 @@ write the state and leave; connections under way get a few seconds.
 """
 
 import asyncio
-import importlib
-import importlib.util
 import json
 import os
 import random
@@ -15,7 +13,6 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -34,20 +31,20 @@ from kvasir_rt.hub.limits import HubLimits
 from kvasir_rt.hub.models import ExpertModel, open_expert_model
 from kvasir_rt.hub.record import Record
 from kvasir_rt.hub.registry import Registry
-from kvasir_rt.hub.relaying import RelayGate, RelayMount
+from kvasir_rt.hub.relaying import RelayGate
 from kvasir_rt.hub.server import HubServer
 from kvasir_rt.hub.service import HubService
 from kvasir_rt.hub.slices import SliceStore
 from kvasir_rt.hub.store import Store, StoreError
+from kvasir_rt.relay.embedded import embedded_relay
 from kvasir_rt.swarm.identity import create_secret_file, read_secret_file
 
 TOKEN_VARIABLE = "KVASIR_HUB_TOKEN"  # noqa: S105 - Where it is looked for.
 TOKEN_CHARACTERS_MIN = 16
 TOKEN_BYTES_MAX = 1024
+EXIT_BROKEN = 70  # As EX_SOFTWARE: start it again.
 DATABASE = "hub.sqlite"
 SERVICE_TOKEN = "service.token"  # noqa: S105 - A file's name.
-RELAY_MODULE = "kvasir_rt.relay.embedded"
-RELAY_FACTORY = "embedded_relay"
 
 
 class HubError(KvasirError):
@@ -156,6 +153,7 @@ class HubRun:
         self._listener = listener
         self._url = url_of(listener)
         self.service: HubService | None = None  # Once it has started.
+        self.status: int | None = None  # Once it has ended.
 
     async def run(self, stop: asyncio.Event) -> int:
         """Until `stop` is set. Returns the exit status."""
@@ -164,7 +162,7 @@ class HubRun:
         store = self._store()
         try:
             service = self.service = await self._service(store, token)
-            relay = _relay(service) if options.has_relay else None
+            relay = embedded_relay(RelayGate(service)) if options.has_relay else None
             app = make_app(
                 service,
                 options.limits,
@@ -173,12 +171,13 @@ class HubRun:
             )
             server = HubServer(app, self._listener, options.limits.http)
             serving = asyncio.create_task(server.serve())
-            stopped = asyncio.create_task(stop.wait())
+            ends = [asyncio.create_task(event.wait()) for event in (stop, service.control.broken)]
             try:
                 self._announce(service)
-                await asyncio.wait([serving, stopped], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([serving, *ends], return_when=asyncio.FIRST_COMPLETED)
             finally:
-                stopped.cancel()
+                for end in ends:
+                    end.cancel()
                 if relay is not None:
                     await relay.close()
                 server.stop()
@@ -188,7 +187,8 @@ class HubRun:
             await asyncio.to_thread(store.close)
             if options.status_file is not None:
                 options.status_file.unlink(missing_ok=True)
-        return 0
+        self.status = EXIT_BROKEN if service.control.broken.is_set() else 0
+        return self.status
 
     def _service_token(self) -> str:
         options = self._options
@@ -319,14 +319,3 @@ def _open_events(path: Path | None, policy: SwarmPolicy, seed: int) -> TextIO | 
         return path.open("w", encoding="utf-8")
     except OSError as error:
         raise HubError(f"cannot write the event log {path}: {error.strerror}") from None
-
-
-def _relay(service: HubService) -> RelayMount | None:
-    """The embedded relay: `embedded_relay(gate: RelayGate) -> RelayMount`."""
-    package = RELAY_MODULE.rpartition(".")[0]
-    if importlib.util.find_spec(package) is None or importlib.util.find_spec(RELAY_MODULE) is None:
-        return None
-    factory: Callable[[RelayGate], RelayMount] = getattr(
-        importlib.import_module(RELAY_MODULE), RELAY_FACTORY
-    )
-    return factory(RelayGate(service))

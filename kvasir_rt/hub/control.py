@@ -26,6 +26,7 @@ from kvasir_core.swarm.events import (
     SlotsPollFailed,
     StateRestored,
 )
+from kvasir_core.swarm.refusal import Refused
 from kvasir_core.swarm.words import Chance, CoordinatorId, ModelName, WorkerId
 from kvasir_core.units import NANOS_PER_SECOND, Nanos
 from kvasir_rt.hub.limits import HubLimits
@@ -83,6 +84,8 @@ class Control:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._is_changed = False
+        self._is_closed = False
+        self.broken = asyncio.Event()  # The core contradicted itself.
 
     async def start(self, restored: StateRestored | None = None) -> None:
         """Begin to poll, tick and write.
@@ -103,7 +106,8 @@ class Control:
             self._tasks.append(asyncio.create_task(self._keep_flushing(self._events)))
 
     async def close(self) -> None:
-        """Stop everything; the state is written a last time."""
+        """Stop everything; the state is written a last time, unless the core broke."""
+        self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
         for task in self._tasks:
@@ -111,11 +115,12 @@ class Control:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._poller is not None:
             await self._poller.close()
-        if self._store is not None:
-            await self._write(self._store)
+        if self._store is not None and not self.broken.is_set():
+            await self._write(self._store, is_last=True)
         self._writer.shutdown()
         if self._events is not None:
             self._events.close()
+            self._events = None
 
     def tell(self, event: HubEvent) -> list[HubDecision]:
         """A fact; its orders are carried out, and returned for the answer to who told it.
@@ -124,14 +129,19 @@ class Control:
             Refused: A peer's input breaks a rule; nothing has changed.
         """
         now = Nanos(self._clock())
-        decisions = self.hub.handle(event, now)
-        if self._events is not None:
-            self._events.write(encode(event, now) + "\n")
-        self.events_taken += 1
+        try:
+            decisions = self.hub.handle(event, now)
+            self._log(event, now)
+            self.events_taken += 1
+            if self.events_taken % FULL_CHECK_EVENTS == 0:
+                self.hub.check_invariants()
+        except Refused:
+            raise
+        except Exception as error:
+            self._break(event, now, error)
+            raise
         if not isinstance(event, TimePassed):
             self._is_changed = True
-        if self.events_taken % FULL_CHECK_EVENTS == 0:
-            self.hub.check_invariants()
         for decision in decisions:
             self._is_changed = True
             if isinstance(decision, PollCoordinator):
@@ -142,6 +152,28 @@ class Control:
                 self.segments.pop(decision.worker, None)
         self._set_timer(now)
         return decisions
+
+    def _log(self, event: HubEvent, now: Nanos) -> None:
+        if self._events is not None:
+            self._events.write(encode(event, now) + "\n")
+
+    def _break(self, event: HubEvent, now: Nanos, error: Exception) -> None:
+        """The core contradicts itself, our bug: the hub ends, and starts anew from what is kept.
+
+        The event log then ends with the event that did it.
+        """
+        if self.broken.is_set():
+            return
+        facts = {"fields": {"event": repr(event)}}
+        logger.critical("the core broke; the hub ends", extra=facts, exc_info=error)
+        self._log(event, now)
+        self._events, events = None, self._events
+        if events is not None:
+            events.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._is_closed = True
+        self.broken.set()
 
     def add_model(self, model: ModelRegistered) -> None:
         """Raises Refused: it is registered with other numbers."""
@@ -186,6 +218,8 @@ class Control:
         """`TimePassed` at the core's next wakeup; an earlier event sets it anew."""
         if self._timer is not None:
             self._timer.cancel()
+        if self._is_closed:
+            return
         delay_s = max(0, self.hub.next_wakeup() - now) / NANOS_PER_SECOND
         self._timer = asyncio.get_running_loop().call_later(delay_s, self.tell, TimePassed())
 
@@ -196,14 +230,15 @@ class Control:
             if self._is_changed or self.seen:
                 await self._write(self._store)
 
-    async def _write(self, store: Store) -> None:
+    async def _write(self, store: Store, *, is_last: bool = False) -> None:
         """One write; a failed one is tried again with the next."""
         state, now = self.hub.snapshot(), Nanos(self._clock())
         entries, seen = self.record.take_unwritten(), self.seen
         self._is_changed, self.seen = False, {}
         try:
             await asyncio.get_running_loop().run_in_executor(
-                self._writer, lambda: store.write(state, now, entries=entries, seen=seen)
+                self._writer,
+                lambda: store.write(state, now, entries=entries, seen=seen, is_last=is_last),
             )
             problem = ""
         except StoreError as error:

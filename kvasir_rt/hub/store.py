@@ -3,7 +3,7 @@
 The hub's core says what that is (`Hub.snapshot`); a row is written when it differs from what was
 written before. Writing happens in one thread behind the loop, so a crash loses the last moments:
 claims of that time are gone (their nodes ask again), and numbers that may have been given are
-never given again, for restored counters begin `COUNTER_GAP` later.
+never given again, for counters then begin `COUNTER_GAP` later.
 
 Times left (of claims, of bans) are kept as they were at the last write: the time a hub was away
 ages nobody, as with any other sleep of it.
@@ -46,7 +46,7 @@ from kvasir_rt.hub import tables
 from kvasir_rt.hub.record import Entry
 
 SCHEMA_VERSION = 1
-COUNTER_GAP = 1 << 20  # More claims or dials than a hub grants between two writes.
+COUNTER_GAP = 1 << 16  # More claims or dials than a hub grants between two writes.
 ADVISORY_LOCK = 0x6B7661736972  # "kvasir"; one hub per PostgreSQL database.
 
 Row = tuple[Any, ...]
@@ -135,6 +135,7 @@ class Store:
         if "written_ns" not in meta:
             return None
         now = int(meta["written_ns"])
+        gap = 0 if meta.get("is_last") == "1" else COUNTER_GAP
         models = connection.execute(select(tables.models).order_by(tables.models.c.position)).all()
         claims = connection.execute(select(tables.claims).order_by(tables.claims.c.claim)).all()
         bans = connection.execute(select(tables.bans).order_by(tables.bans.c.node)).all()
@@ -167,8 +168,8 @@ class Store:
                 )
                 for r in proven
             ),
-            claim_next=ClaimId(int(meta["claim_next"]) + COUNTER_GAP),
-            session_next=Session(int(meta["session_next"]) + COUNTER_GAP),
+            claim_next=ClaimId(int(meta["claim_next"]) + gap),
+            session_next=Session(int(meta["session_next"]) + gap),
         )  # fmt: skip
 
     def write(
@@ -178,6 +179,7 @@ class Store:
         *,
         entries: Sequence[Entry] = (),
         seen: Mapping[WorkerId, bytes] | None = None,
+        is_last: bool = False,
     ) -> None:
         """Write what differs from the last time, and what is new.
 
@@ -186,6 +188,7 @@ class Store:
             now: On the clock that times left are counted on.
             entries: The record's new entries.
             seen: Public keys of nodes that proved themselves since.
+            is_last: The hub gives no number after this.
 
         Raises:
             StoreError: It failed; nothing of this call was written, the next may try again.
@@ -204,6 +207,7 @@ class Store:
                         "written_ns": str(now),
                         "claim_next": str(state.claim_next),
                         "session_next": str(state.session_next),
+                        "is_last": str(int(is_last)),
                     },
                 )
                 self._add_history(connection, entries)

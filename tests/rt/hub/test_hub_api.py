@@ -1,9 +1,13 @@
 """The hub as its clients see it: the elastic loop over real HTTP."""
 
+import sys
+import threading
 from pathlib import Path
 
+import pytest
+
 from kvasir_core.swarm.events import StateRestored
-from kvasir_rt.hub.command import keep_known
+from kvasir_rt.hub.command import EXIT_BROKEN, keep_known
 from tests.rt.hub.hubs import (
     BAD_SLOTS,
     EXPERTS,
@@ -12,6 +16,7 @@ from tests.rt.hub.hubs import (
     Coordinator,
     RunningHub,
     Worker,
+    bearer,
     quick,
     running_hub,
     wait_for,
@@ -192,3 +197,51 @@ def test_a_model_whose_file_changed_keeps_nothing_of_the_old_one() -> None:
 
     kept = keep_known(restored, {old.model: Changed()})  # type: ignore[dict-item]
     assert kept == restored._replace(models=(), recruiting=(), proven=())
+
+
+def test_the_hub_dials_coordinators_and_nobody_else(tmp_path: Path) -> None:
+    """Law M9, watched at the socket."""
+    dialled: set[tuple[str, int]] = set()
+    is_on = True
+
+    def watch(event: str, args: tuple[object, ...]) -> None:
+        if is_on and event == "socket.connect" and threading.current_thread().name == "hub":
+            address = args[1]
+            assert isinstance(address, tuple)
+            dialled.add(address[:2])
+
+    sys.addaudithook(watch)
+    with running_hub(tmp_path) as hub, Coordinator() as coordinator:
+        saturated(hub, coordinator)
+        worker = Worker(hub).login()
+        offer = worker.volunteer()
+        session = worker.cover([offer["layer"], *offer["experts"]])["relay_session"]
+        worker.dial(session)
+        query = f"layer={offer['layer']}&begin=0&end=4"
+        url = f"/api/models/{MODEL}/expert-shard?{query}"
+        assert hub.client.get(url, headers=bearer(worker.token)).status_code == 200
+        worker.cover()
+        port = coordinator.server.server_address[1]
+    is_on = False
+    assert dialled == {("127.0.0.1", port)}
+
+
+def test_a_core_that_contradicts_itself_ends_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = tmp_path / "events.jsonl"
+    with running_hub(tmp_path, events=events) as hub:
+        worker = Worker(hub).login()
+
+        def broken(*_: object) -> None:
+            raise AssertionError("counts differ")
+
+        monkeypatch.setattr(hub.service.control.hub, "_cover", broken)
+        answer = hub.post(
+            "/api/expert-coverage", worker.token,
+            worker=worker.node, model=MODEL, segments=[[0, 0, 8]],
+        )  # fmt: skip
+        assert answer.status_code == 500
+        assert answer.json()["error"]["code"] == "internal"
+        wait_for(lambda: hub.run.status == EXIT_BROKEN, "the end")
+    assert "CoverageReported" in events.read_text().splitlines()[-1]

@@ -103,6 +103,13 @@ def test_what_was_written_is_read_back_with_the_time_it_had_left(store: Store) -
     )
 
 
+def test_after_a_clean_end_numbers_go_on_and_after_a_crash_with_a_gap(store: Store) -> None:
+    store.write(STATE, Nanos(0), is_last=True)
+    assert store.load(120 * SECOND) == STATE
+    store.write(STATE, Nanos(0))
+    assert store.load(120 * SECOND) == RESTORED
+
+
 def test_only_differences_are_written_and_nothing_old_is_left(store: Store) -> None:
     store.write(STATE, Nanos(0))
     later = STATE._replace(
@@ -212,7 +219,7 @@ def test_a_record_that_could_not_be_written_is_put_back_in_order() -> None:
 
 
 def test_a_restart_neither_recruits_nor_releases_for_one_claim_period(tmp_path: Path) -> None:
-    policy = quick(claim_ttl_ns=700_000_000, idle_exit_ns=1)
+    policy = quick(claim_ttl_ns=4_000_000_000, idle_exit_ns=1)
     with Coordinator(busy=3) as coordinator:
         with running_hub(tmp_path, policy=policy) as hub:
             hub.register(coordinator)
@@ -239,12 +246,12 @@ def test_a_restart_neither_recruits_nor_releases_for_one_claim_period(tmp_path: 
             known = Worker(hub, worker.identity).login()
             covered = known.cover([0, 0, 16])
             assert covered["release"] == []  # Idle for longer than allowed, but the hub is quiet.
-            assert covered["relay_session"] > session + COUNTER_GAP // 2
+            assert covered["relay_session"] > session
             (node,) = hub.service.control.hub.statistics().nodes
             assert node.last_serve_ms == 7  # Proven standing was kept.
             assert Worker(hub, liar.identity).login().volunteer()["assigned"] is False
             given = wait_for(lambda: (a := fresh.volunteer())["assigned"] and a, "an assignment")
-            assert given["claim"] > COUNTER_GAP
+            assert given["claim"] >= 1
             reason = Worker(hub, liar.identity).login().volunteer()["reason"]
             assert reason == "quarantined"  # The ban outlives the quiet.
             assert hub.service.control._store is not None
