@@ -83,8 +83,8 @@ class Numerics:
 @cache
 def has_bfloat16_arithmetic() -> bool:
     """Whether this processor multiplies bfloat16 in hardware (AVX512-BF16 or AMX)."""
-    found = torch.cpu.get_capabilities()
-    return bool(found.get("avx512_bf16") or found.get("amx_bf16"))
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # As old as torch 2.6.
+    return any(getattr(torch.cpu, probe, bool)() for probe in probes)
 
 
 class Packer:

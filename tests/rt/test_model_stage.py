@@ -305,8 +305,16 @@ def test_a_plan_sizes_its_stages(files: dict[str, Path]) -> None:
         assert greedy(stages, PROMPT, 8) == greedy(stages_of(gguf, [0, 4]), PROMPT, 8)
 
 
+@pytest.mark.parametrize("is_native", [False, True], ids=["this processor", "native"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_bfloat16_is_close_to_float32(files: dict[str, Path], architecture: str) -> None:
+def test_bfloat16_is_close_to_float32(
+    files: dict[str, Path], architecture: str, is_native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_native:
+        if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            pytest.skip("this processor's matrix library has no bfloat16, not even emulated")
+        monkeypatch.setattr("kvasir_rt.model.linear.has_bfloat16_arithmetic", lambda: True)
+        assert Numerics.of("cpu", "bfloat16").compute == torch.bfloat16
     mb = micro_batch([], [(0, 0, len(PROMPT))], [0])
     with open_gguf(files[architecture]) as gguf:
         wide = forward(stages_of(gguf, [0, 2, 4]), mb, PROMPT)
