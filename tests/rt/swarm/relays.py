@@ -71,9 +71,7 @@ async def live_relay(
     gate = TableGate({"worker-token": WORKER, "other-token": OTHER})
     app = RelayApp(Relay(limits, port), gate)
     with listen("127.0.0.1", 0) as listener:
-        server = HubServer(
-            Starlette(routes=[WebSocketRoute(RELAY_PATH, app)]), listener, Limits()
-        )
+        server = HubServer(Starlette(routes=[WebSocketRoute(RELAY_PATH, app)]), listener, Limits())
         await app.relay.open()
         serving = asyncio.create_task(server.serve())
         try:

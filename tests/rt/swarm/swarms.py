@@ -1,0 +1,230 @@
+"""A whole swarm on loopback for tests: a hub process, worker processes, and a bridge's slots."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from kvasir_core.swarm import SwarmPolicy
+from kvasir_rt.experts.backend import load_local
+from kvasir_rt.experts.caller import ExpertCaller
+from kvasir_rt.experts.hub_link import CallerOptions
+from kvasir_rt.gguf_file import open_gguf
+from kvasir_rt.model.linear import Numerics
+from kvasir_rt.swarm.frames import Dtype
+from tests.rt.tiny_models import TinyModel, write_tiny_model
+
+SERVICE_TOKEN = "service-token-of-the-tests"
+FASTER = 10
+START_S = 60.0  # On a machine that does much else.
+TINY = TinyModel(architecture="qwen3moe", layers=2, hidden=64, experts=16, experts_used=4)
+ENVIRONMENT = {**os.environ, "KVASIR_HUB_TOKEN": SERVICE_TOKEN, "OMP_NUM_THREADS": "1"}
+
+
+def wait_for(what: str, is_so: Callable[[], Any], limit_s: float = START_S) -> Any:
+    """The first true value; asserts that it comes in time."""
+    until = time.monotonic() + limit_s
+    while True:
+        value = is_so()
+        if value:
+            return value
+        assert time.monotonic() < until, f"not within {limit_s:g} s: {what}"
+        time.sleep(0.02)
+
+
+def run_command(
+    *arguments: str, log: Path, prefix: tuple[str, ...] = ()
+) -> subprocess.Popen[bytes]:
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            [*prefix, sys.executable, "-m", "kvasir_rt.cli", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env=ENVIRONMENT,
+        )
+
+
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGCONT)
+        process.kill()
+    process.wait()
+
+
+def read_status(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+    except (OSError, ValueError):
+        return {}
+
+
+@contextmanager
+def slots_server(
+    busy: int = 4, slots: int = 4, host: str = "127.0.0.1"
+) -> Iterator[tuple[str, list[int]]]:
+    """A bridge's `GET /slots`; the list's one number is how many are busy."""
+    state = [busy]
+
+    class Slots(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found = [{"id": i, "is_processing": i < state[0]} for i in range(slots)]
+            body = json.dumps(found).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_arguments: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer((host, 0), Slots)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://{host}:{server.server_port}", state
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@dataclass
+class WorkerProcess:
+    process: subprocess.Popen[bytes]
+    status_path: Path
+    log: Path
+    node: str = ""
+
+    def status(self) -> dict[str, Any]:
+        return read_status(self.status_path)
+
+    @property
+    def is_serving(self) -> bool:
+        status = self.status()
+        return status.get("state") == "serving" and bool(status.get("connected"))
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+
+@dataclass
+class Swarm:
+    """A hub with a tiny model, and what joined it."""
+
+    root: Path
+    model_file: Path
+    hub_url: str
+    slots_url: str
+    busy: list[int]
+    policy: SwarmPolicy
+    workers: list[WorkerProcess] = field(default_factory=list)
+
+    def start_worker(
+        self, name: str, *options: str, hub: str | None = None, prefix: tuple[str, ...] = ()
+    ) -> WorkerProcess:
+        home = self.root / name
+        home.mkdir(exist_ok=True)
+        status, log = home / "status.json", home / "log.txt"
+        process = run_command(
+            "worker",
+            "--hub",
+            hub or self.hub_url,
+            "--store",
+            str(home / "store"),
+            "--threads",
+            "1",
+            "--status-file",
+            str(status),
+            "--quiet-s",
+            "0.7",
+            *options,
+            log=log,
+            prefix=prefix,
+        )
+        worker = WorkerProcess(process, status, log)
+        self.workers.append(worker)
+        return worker
+
+    def caller(self, dtype: Dtype = "f32", **changes: Any) -> ExpertCaller:
+        """A stage's caller with all layers' experts; not started."""
+        with open_gguf(self.model_file) as gguf:
+            local = load_local(gguf, (0, TINY.layers), Numerics.of("cpu", "float32"))
+        options = CallerOptions(
+            hub=self.hub_url,
+            service_token=SERVICE_TOKEN,
+            coordinator=changes.pop("coordinator", "stage-0"),
+            model="tiny",
+            layers=tuple(range(TINY.layers)),
+            experts=TINY.experts,
+            hidden=TINY.hidden,
+            slots_url=self.slots_url,
+            dtype=dtype,
+            policy=self.policy,
+            seed=1,
+            **changes,
+        )
+        return ExpertCaller(options, local)
+
+    def logs(self) -> str:
+        return "\n".join(
+            f"--- {path}\n{path.read_text()[-3000:]}" for path in sorted(self.root.rglob("*.txt"))
+        )
+
+
+@contextmanager
+def live_swarm(root: Path, *hub_options: str, host: str = "127.0.0.1") -> Iterator[Swarm]:
+    """Base 1, boost 0, all times divided by ten; ends every process that it started."""
+    model_file = write_tiny_model(root / "tiny.gguf", TINY)
+    status = root / "hub.json"
+    with slots_server(host=host) as (slots_url, busy):
+        hub = run_command(
+            "hub",
+            "--host",
+            host,
+            "--port",
+            "0",
+            "--state",
+            str(root / "hub"),
+            "--model",
+            f"tiny={model_file}",
+            "--status-file",
+            str(status),
+            "--faster",
+            str(FASTER),
+            "--base",
+            "1",
+            "--boost",
+            "0",
+            *hub_options,
+            log=root / "hub.txt",
+        )
+        swarm = None
+        try:
+            found = wait_for(
+                "the hub is ready", lambda: hub.poll() is not None or read_status(status)
+            )
+            assert hub.poll() is None, (root / "hub.txt").read_text()
+            policy = SwarmPolicy(base=1, boost=0).faster(FASTER)
+            swarm = Swarm(root, model_file, found["url"], slots_url, busy, policy)
+            yield swarm
+        except BaseException:
+            if swarm is not None:
+                print(swarm.logs())
+            raise
+        finally:
+            for worker in swarm.workers if swarm is not None else ():
+                end_process(worker.process)
+            end_process(hub)
