@@ -20,6 +20,7 @@ from kvasir_core.swarm.events import (
 from kvasir_core.swarm.words import ClaimId, ModelName, Session, WorkerId
 from kvasir_core.units import Nanos
 from kvasir_rt.hub import tables
+from kvasir_rt.hub.limits import HubLimits
 from kvasir_rt.hub.record import Entry, Record
 from kvasir_rt.hub.store import COUNTER_GAP, Store, StoreError
 from tests.rt.hub.hubs import MODEL, Coordinator, Worker, quick, running_hub, wait_for
@@ -220,8 +221,9 @@ def test_a_record_that_could_not_be_written_is_put_back_in_order() -> None:
 
 def test_a_restart_neither_recruits_nor_releases_for_one_claim_period(tmp_path: Path) -> None:
     policy = quick(claim_ttl_ns=4_000_000_000, idle_exit_ns=1)
+    limits = HubLimits(node_burst=10_000)
     with Coordinator(busy=3) as coordinator:
-        with running_hub(tmp_path, policy=policy) as hub:
+        with running_hub(tmp_path, policy=policy, limits=limits) as hub:
             hub.register(coordinator)
             wait_for(lambda: hub.model()["recruiting"], "recruiting")
             worker = Worker(hub).login()
@@ -235,7 +237,7 @@ def test_a_restart_neither_recruits_nor_releases_for_one_claim_period(tmp_path: 
             bad = {**row, "worker": liar.node, "layer": 1, "standing": "quarantined"}
             hub.post("/api/expert-serving", hub.token, coordinator="c", rows=[bad])
             name = hub.service.keeper.hub
-        with running_hub(tmp_path, policy=policy) as hub:
+        with running_hub(tmp_path, policy=policy, limits=limits) as hub:
             assert hub.service.keeper.hub == name
             assert hub.service.control.hub.recruitment().models[0].model == MODEL
             hub.register(coordinator)
