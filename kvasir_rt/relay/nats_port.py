@@ -83,30 +83,32 @@ class NatsPort:
         self._out_bytes = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._numbers = itertools.count(1)
+        self._problem = ""
         self._sender = f"{PREFIX}.s.{self.name}"
         self._sent = self._taken = self._malformed = self._lost = 0
 
     async def open(self, sink: Sink) -> None:
         self._sink = sink
         try:
-            await self._client.connect(
-                self._url,
-                name=f"kvasir-relay-{self.name[:8]}",
-                user_credentials=self._credentials,
-                allow_reconnect=False,  # The first time; a wrong address is told at once.
-                connect_timeout=CONNECT_S_MAX,
-                error_cb=self._on_error,
-            )
-            self._client.options["allow_reconnect"] = True
-            self._client.options["max_reconnect_attempts"] = -1
+            async with asyncio.timeout(2 * CONNECT_S_MAX):
+                await self._client.connect(
+                    self._url,
+                    name=f"kvasir-relay-{self.name[:8]}",
+                    user_credentials=self._credentials,
+                    allow_reconnect=False,  # The first time: a wrong address is told at once.
+                    max_reconnect_attempts=1,
+                    reconnect_time_wait=1,
+                    connect_timeout=CONNECT_S_MAX,
+                    error_cb=self._on_error,
+                )
+            self._client.options.update(allow_reconnect=True, max_reconnect_attempts=-1)
             await self._client.subscribe(f"{PREFIX}.r.{self.name}.*", cb=self._take_answer)
             await self._client.subscribe(f"{PREFIX}.e", cb=self._take_event)
             await self._client.flush(timeout=CONNECT_S_MAX)
         except (NatsError, OSError, TimeoutError, ValueError) as error:
             await self._close_client()
-            raise PortError(
-                f"NATS at {self._shown}: {str(error) or type(error).__name__}"
-            ) from None
+            why = self._problem or str(error) or type(error).__name__
+            raise PortError(f"NATS at {self._shown}: {why}") from None
         limit = self._client.max_payload
         if limit < CHUNK_BYTES_MAX + 1024:
             await self._close_client()
@@ -272,7 +274,10 @@ class NatsPort:
         task.add_done_callback(self._tasks.remove)
 
     async def _on_error(self, error: Exception) -> None:
-        log_event(logger, "NATS", level=logging.WARNING, why=str(error) or type(error).__name__)
+        problem = str(error) or type(error).__name__
+        if problem != self._problem:
+            self._problem = problem
+            log_event(logger, "NATS", level=logging.WARNING, why=problem)
 
     async def _close_client(self) -> None:
         with contextlib.suppress(NatsError, OSError, TimeoutError):

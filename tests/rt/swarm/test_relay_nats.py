@@ -73,6 +73,10 @@ async def two_relays(nats: NatsServer) -> AsyncIterator[tuple[LiveRelay, LiveRel
         yield near, far
 
 
+def is_joined(relay: LiveRelay) -> bool:
+    return bool(relay.relay.figures()["nats_connected"])
+
+
 async def attached(coordinator: End, session: int = 1) -> None:
     found, _ = await coordinator.next(Attached)
     assert (found.worker, found.session) == (WORKER, session)
@@ -141,16 +145,13 @@ def test_without_nats_local_workers_still_serve_and_its_return_heals(nats: NatsS
             await attached(coordinator)
             await asyncio.to_thread(nats.stop)
             assert isinstance(await exchange(other, worker, 1), Reply)
-            async with asyncio.timeout(20):
-                while near.relay.figures()["nats_connected"]:
-                    await asyncio.sleep(0.01)
+            await asyncio.to_thread(wait_for, "near knows", lambda: not is_joined(near), 20)
             coordinator.channel.post(*call_of(1))
             assert (await coordinator.next(Fault))[0].why == "busy"
             await asyncio.to_thread(nats.start)
-            async with asyncio.timeout(30):
-                while not (near.relay.figures()["nats_connected"]
-                           and far.relay.figures()["nats_connected"]):  # fmt: skip
-                    await asyncio.sleep(0.05)
+            await asyncio.to_thread(
+                wait_for, "both are back", lambda: is_joined(near) and is_joined(far), 30
+            )
             assert isinstance(await exchange(coordinator, worker, 3), Reply)
 
     asyncio.run(story())
