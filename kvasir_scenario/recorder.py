@@ -1,14 +1,13 @@
 """What a run leaves behind, written while it goes on; both shells feed the same recorder.
 
-The hot path (`lap`, `sample`) only appends to lists. Every FLUSH_LAPS laps the lists become
-columns: stage meters are fed, tokens become latencies, rows go to disk, and the lists start anew.
+The hot path (`lap`, `sample`) only collects. Every FLUSH_LAPS laps what was collected becomes
+columns: stage meters are fed, tokens become latencies, rows go to disk, and collecting starts anew.
 So memory does not grow with micro-batches, and one costs a microsecond before its share of a flush.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
-from operator import attrgetter
 from pathlib import Path
 from typing import Protocol
 
@@ -21,18 +20,16 @@ from kvasir_core.plan import Plan
 from kvasir_core.statistics import RingStatistics
 from kvasir_core.units import Nanos, RequestId
 from kvasir_scenario import tables
+from kvasir_scenario.lap_rows import LIMITS, STAMPS, LapRows, Laps
 from kvasir_scenario.ledger import FAILED, NOT_YET, REASON_CODES, RequestLedger
 from kvasir_scenario.report import Labels, RunRecord, WorkloadCounts, report_of, request_columns
 from kvasir_scenario.report_schema import Report
 from kvasir_scenario.tables import Ints, TableWriter
 
 PICTURE_LAPS = 512  # Of a flush, so many laps keep their members, for the picture of the ring.
-FLUSH_LAPS = 4096  # About 10 MB of lists; the fixed cost of a flush is spread over so many laps.
-STAMPS = 4  # Per stage: received, start, end, sent.
-COLUMNS = tuple(
-    attrgetter(name) for name in ("id", "requests", "decodes", "row_count", "binding")
-)  # Of a MicroBatch.
+FLUSH_LAPS = 4096  # The fixed cost of a flush is spread over so many laps.
 SAMPLE_INTS = 4  # Time, waiting, running, KV blocks in use.
+Interval = tuple[str, int, int, int]  # busy, credit or experts; start, stop, composed.
 
 
 class RequestColumns(Protocol):
@@ -60,6 +57,7 @@ class Recorder:
         *,
         warmup_ns: int = 0,
         csv: bool = False,
+        is_overlapping: bool = False,
     ) -> None:
         """Open the tables.
 
@@ -69,7 +67,11 @@ class Recorder:
             causes: The ring's cause clock (`ring.causes`); the recorder drains it.
             warmup_ns: Throughput and latency are measured after it.
             csv: Whether to write each table as CSV too.
+            is_overlapping: Stages hold several micro-batches at once: their time is what they say
+                with `spent`, and stamps are for the tables only.
         """
+        self._is_overlapping = is_overlapping
+        self._spent: list[list[Interval]] = [[] for _ in range(plan.stages)]
         self._plan = plan
         self._causes = causes
         self._warmup_ns = warmup_ns
@@ -79,14 +81,9 @@ class Recorder:
         self._spans = 0
         self._rows = 0
         self._trace_failed_at: list[Ints] = []
-        self._width = STAMPS * plan.stages
         self._has_cut = False
-        # One list per column: 4096 tuples would cost a garbage collection a flush.
-        self._batches: list[MicroBatch] = []
-        self._composed: list[int] = []
-        self._returned: list[int] = []
-        self._delivered: list[tuple[RequestId, ...]] = []
-        self._stamps: list[int] = []
+        self._laps = LapRows(plan.stages, FLUSH_LAPS)
+        self._laps.keeps_batches = out is not None
         self._samples: list[int] = []
         self._offers: list[int] = []
         self._ends: list[int] = []
@@ -138,12 +135,7 @@ class Recorder:
             delivered: Requests that got a token (the `Deliver` order's).
             stamps: Per stage in order: received, start, end, sent (ns).
         """
-        self._batches.append(micro_batch)
-        self._composed.append(composed_ns)
-        self._returned.append(returned_ns)
-        self._delivered.append(delivered)
-        self._stamps += stamps
-        if len(self._batches) >= FLUSH_LAPS:
+        if self._laps.add(micro_batch, composed_ns, returned_ns, delivered, stamps):
             self._flush()
 
     def lost(
@@ -157,13 +149,13 @@ class Recorder:
         absent = -1 - cut_ns  # Negative: not by then; and remembers when.
         known = [stamp if stamp <= cut_ns else absent for stamp in stamps]
         self._has_cut = True
-        self._stamps += known + [absent] * (self._width - len(known))
-        self._batches.append(micro_batch)
-        self._composed.append(composed_ns)
-        self._returned.append(NOT_YET)
-        self._delivered.append(())
-        if len(self._batches) >= FLUSH_LAPS:
+        known += [absent] * (STAMPS * self._plan.stages - len(known))
+        if self._laps.add(micro_batch, composed_ns, NOT_YET, (), known):
             self._flush()
+
+    def spent(self, stage: int, state: str, start_ns: int, stop_ns: int, composed_ns: int) -> None:
+        """An overlapping stage spent this time; see `StageMeter.spend`. In order of time."""
+        self._spent[stage].append((state, start_ns, stop_ns, composed_ns))
 
     def finished(self, request: RequestId, at_ns: int, reason: FinishReason) -> None:
         """A request ended, with all its tokens or without."""
@@ -187,8 +179,8 @@ class Recorder:
 
     def _flush(self) -> None:
         self._flush_requests_offered()
-        if self._batches:
-            self._flush_laps()
+        if len(self._laps):
+            self._flush_laps(self._laps.take())
         self._flush_requests_ended()
 
     def _flush_requests_offered(self) -> None:
@@ -213,56 +205,42 @@ class Recorder:
             counts = [column.astype(np.int32) for column in columns[:, 1:].T]
             self._writers["samples"].write([tables.seconds(columns[:, 0]), *counts])
 
-    def _flush_laps(self) -> None:
-        ids, requests, decodes, rows, binding = (
-            list(map(column, self._batches)) for column in COLUMNS
-        )
-        composed, returned = np.array(self._composed, np.int64), np.array(self._returned, np.int64)
-        stamps = np.array(self._stamps, np.int64).reshape(-1, self._plan.stages, STAMPS)
-        spans = np.fromiter(map(len, requests), np.int64, len(requests))
-        decode_column, row_column = np.array(decodes, np.int64), np.array(rows, np.int64)
-        self._feed_meters(stamps, composed, row_column)
-        self._deliver(returned)
-        chunks = spans - decode_column
-        members: list[int] = []
-        for lap in np.flatnonzero(chunks).tolist():
-            members += requests[lap][decodes[lap] :]
-        if members:
-            self._ledger.compose(np.array(members, np.int64), np.repeat(composed, chunks))
-        self._binding.update(binding)
-        self._spans += int(spans.sum())
-        self._rows += int(row_column.sum())
+    def _flush_laps(self, laps: Laps) -> None:
+        self._feed_meters(laps)
+        self._ledger.deliver(laps.tokens, np.repeat(laps.returned, laps.token_counts))
+        if laps.prompts.size:
+            times = np.repeat(laps.composed, laps.spans - laps.decodes)
+            self._ledger.compose(laps.prompts, times)
+        limits = [LIMITS[code] for code in laps.limits.tolist()]
+        self._binding.update(limits)
+        self._spans += int(laps.spans.sum())
+        self._rows += int(laps.rows.sum())
         if self._writers:
-            id_column = np.array(ids, np.int64)
-            counts = (row_column, row_column - decode_column, decode_column, spans)
+            counts = (laps.rows, laps.rows - laps.decodes, laps.decodes, laps.spans)
             self._writers["micro_batches"].write([
-                id_column,
-                tables.seconds(composed),
-                tables.seconds(returned),
+                laps.ids,
+                tables.seconds(laps.composed),
+                tables.seconds(laps.returned),
                 *(column.astype(np.int32) for column in counts),
-                tables.texts(binding),
+                tables.texts(limits),
             ])  # fmt: skip
-            self._write_stages(id_column, stamps)
-            if not self._flushes & (self._flushes - 1):  # Flush 0, 1, 2, 4, 8, and so on.
-                self._write_spans()
+            self._write_stages(laps)
+            if laps.batches:
+                self._write_spans(laps.batches)
             self._flushes += 1
-        for lists in (
-            self._batches, self._composed, self._returned, self._delivered, self._stamps,
-        ):  # fmt: skip
-            lists.clear()
+            # Members of flush 0, 1, 2, 4, 8, and so on.
+            self._laps.keeps_batches = not self._flushes & (self._flushes - 1)
         self._has_cut = False
 
-    def _deliver(self, returned: Ints) -> None:
-        counts = np.fromiter(map(len, self._delivered), np.int64, len(self._delivered))
-        ids = np.fromiter(chain.from_iterable(self._delivered), np.int64, int(counts.sum()))
-        self._ledger.deliver(ids, np.repeat(returned, counts))
-
-    def _feed_meters(self, stamps: Ints, composed: Ints, rows: Ints) -> None:
+    def _feed_meters(self, laps: Laps) -> None:
         for stage, meter in enumerate(self._meters):
-            started, ended, sent = np.ascontiguousarray(stamps[:, stage, 1:].T)
+            started, ended, sent = np.ascontiguousarray(laps.stamps[:, stage, 1:].T)
             is_reached = started >= 0
             meter.micro_batches += int(is_reached.sum())
-            meter.rows += int(rows[is_reached].sum())
+            meter.rows += int(laps.rows[is_reached].sum())
+            if self._is_overlapping:
+                self._spend(stage, meter)
+                continue
             if self._has_cut:
                 # What a stage never got is nothing done at the cut: until then it was on its way.
                 started, ended, sent = (
@@ -278,32 +256,48 @@ class Recorder:
             start = started[first]
             meter.add(
                 start.tolist(), (start + busy).tolist(), sent[last].tolist(),
-                composed[first].tolist(), self._causes,
+                laps.composed[first].tolist(), self._causes,
             )  # fmt: skip
         self._causes.drain_before(min(meter.accounted_until for meter in self._meters))
 
-    def _write_spans(self) -> None:
-        """Members of the laps in the middle of this flush: enough for a picture, never all."""
-        first = max(0, (len(self._batches) - PICTURE_LAPS) // 2)
-        batches = self._batches[first : first + PICTURE_LAPS]
-        members = np.array(
-            [(batch.id, *span[:4]) for batch in batches for span in batch.spans], np.int64
-        )
-        ids, requests, positions, rows, is_decode = members.T
-        counts = (positions.astype(np.int32), rows.astype(np.int32))
-        self._writers["spans"].write([ids, requests, *counts, is_decode.astype(np.bool_)])
+    def _spend(self, stage: int, meter: StageMeter) -> None:
+        for state, start, stop, composed in self._spent[stage]:
+            meter.spend(state, Nanos(start), Nanos(stop), Nanos(composed), self._causes)
+        self._spent[stage].clear()
 
-    def _write_stages(self, ids: Ints, stamps: Ints) -> None:
+    def _write_spans(self, batches: list[MicroBatch]) -> None:
+        """Members of the laps in the middle of this flush: enough for a picture, never all."""
+        first = max(0, (len(batches) - PICTURE_LAPS) // 2)
+        batches = batches[first : first + PICTURE_LAPS]
+        counts = [len(batch.requests) for batch in batches]
+        ids, decodes = (
+            np.repeat(np.array(column, np.int64), counts)
+            for column in ([batch.id for batch in batches], [batch.decodes for batch in batches])
+        )
+        requests, starts, rows = (
+            np.fromiter(chain.from_iterable(column), np.int64, ids.size)
+            for column in (
+                [batch.requests for batch in batches],
+                [batch.starts for batch in batches],
+                [batch.rows for batch in batches],
+            )
+        )
+        place = np.arange(ids.size) - np.repeat(np.cumsum(counts) - counts, counts)
+        self._writers["spans"].write([
+            ids, requests, starts.astype(np.int32), rows.astype(np.int32), place < decodes,
+        ])  # fmt: skip
+
+    def _write_stages(self, laps: Laps) -> None:
         stages = self._plan.stages
-        flat = stamps.reshape(-1, STAMPS)
-        stage_column = np.tile(np.arange(stages, dtype=np.int32), ids.size)
-        batch_column = np.repeat(ids, stages)
+        stamps = laps.stamps.reshape(-1, STAMPS)
+        stage_column = np.tile(np.arange(stages, dtype=np.int32), laps.ids.size)
+        batch_column = np.repeat(laps.ids, stages)
         if self._has_cut:  # A stage that a lost micro-batch never reached has no row.
-            reached = flat[:, 0] >= 0
-            flat, stage_column, batch_column = (
-                flat[reached], stage_column[reached], batch_column[reached],
+            reached = stamps[:, 0] >= 0
+            stamps, stage_column, batch_column = (
+                stamps[reached], stage_column[reached], batch_column[reached],
             )  # fmt: skip
-        times = [tables.seconds(column) for column in np.ascontiguousarray(flat.T)]
+        times = [tables.seconds(column) for column in np.ascontiguousarray(stamps.T)]
         self._writers["stages"].write([stage_column, batch_column, *times])
 
     # ------------------------------------------------------------------ the end
@@ -332,7 +326,8 @@ class Recorder:
         self._flush()
         if self._samples:
             self._flush_samples()
-        for meter in self._meters:
+        for stage, meter in enumerate(self._meters):
+            self._spend(stage, meter)  # What was spent after the last lap.
             meter.close(Nanos(end_ns), self._causes)
         self._ledger.censor(end_ns)
         record = RunRecord(
