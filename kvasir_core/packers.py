@@ -94,7 +94,7 @@ def greedy(queues: Queues) -> Composition:
     plan = queues.plan
     ready = len(queues.decodes)
     wanted = min(queues.width, ready)
-    taken = queues.growable(wanted)
+    taken = wanted if wanted <= queues.blocks_free else queues.growable(wanted)
     if taken < wanted:
         return Composition(taken, [], BindingLimit.KV, is_short=True)
     if taken < ready:
@@ -160,7 +160,7 @@ def chunk_rows(queues: Queues, taken: int) -> int:
     predict = queues.predict
     if predict is None or not plan.chunked_prefill:
         return cap if plan.chunked_prefill else plan.row_width
-    context = sum(r.prompt + r.given for r in queues.decodes[:taken])
+    context = sum(r.length for r in queues.decodes[:taken])
     even = -(-queues.live_decodes // queues.window)
     mean = context // taken if taken else first.target
     target = predict(even, even * mean, cap, 0)

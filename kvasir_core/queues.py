@@ -98,7 +98,7 @@ class Queues:
                 self._hold_blocks(request, 1)
             request.room = room - 1
             ids.append(request.id)
-            starts.append(request.prompt + request.given - 1)
+            starts.append(request.length - 1)
         context = sum(starts) + count
         rows: tuple[int, ...] = (1,) * count
         row_count = count
@@ -203,7 +203,7 @@ class Queues:
         """Undo a running request's progress, for recomputation; returns the rows lost."""
         lost = request.rows_computed
         self.stop_running(request)
-        request.target = request.prompt + request.given
+        request.target = request.length
         request.scheduled = request.returned = request.room = 0
         return lost
 

@@ -15,10 +15,9 @@ class Request:
 
     id: RequestId
     order: int  # By arrival; decides admission and, from the youngest, preemption.
-    prompt: int
-    output_max: int
-    given: int = 0  # Tokens delivered so far.
-    target: int  # Rows to compute before the next token: prompt + given when admitted.
+    length: int  # Prompt and tokens delivered so far.
+    length_max: int  # Prompt and most tokens.
+    target: int  # Rows to compute before the next token: the length when admitted.
     scheduled: int = 0  # Rows composed since it was admitted.
     returned: int = 0  # Rows whose laps are back (prompt chunks only).
     in_flight: int = 0  # Open micro-batches that carry rows of it.
@@ -36,5 +35,5 @@ class Request:
     def rows_computed(self) -> int:
         """Rows composed since it was admitted: what is lost with its KV."""
         if self.is_decoding:
-            return self.prompt + self.given - 1 + self.in_flight
+            return self.length - 1 + self.in_flight
         return self.scheduled

@@ -161,12 +161,13 @@ class Ring:
         self._require(0 <= cached < prompt and output_max >= 1, event)
         order = self._tally.offered
         self._tally.offered += 1
-        why = self.plan.why_never(prompt + output_max)
+        length_max = prompt + output_max
+        why = self.plan.why_never(length_max)
         if why:
             self._tally.ended[FinishReason.REFUSED] += 1
             return [Refuse(id_, why)]
         request = Request(
-            id=id_, order=order, prompt=prompt, output_max=output_max, target=prompt,
+            id=id_, order=order, length=prompt, length_max=length_max, target=prompt,
             scheduled=cached, returned=cached,
         )  # fmt: skip
         self._requests[id_] = request
@@ -204,10 +205,10 @@ class Ring:
             if not request.is_live:
                 is_whole = False
                 continue  # It ended meanwhile: the token is late.
-            request.given = given = request.given + 1
+            request.length = length = request.length + 1
             if stopped and request.id in stopped:
                 ended.append((request, FinishReason.STOP))
-            elif given == request.output_max:
+            elif length == request.length_max:
                 ended.append((request, FinishReason.LENGTH))
             else:
                 ready.append(request)
@@ -321,14 +322,17 @@ class Ring:
 
     def _launch(self, orders: Orders) -> None:
         """Compose micro-batches while a window place is free and the packer finds rows."""
-        queues, packer = self._queues, self._packer
+        queues, packer, tally = self._queues, self._packer, self._tally
         while queues.open_count < queues.window and not self._lost:
             composition = packer(queues)
             decodes, chunks, _, is_short = composition
             if decodes or chunks:
                 if self._may_wait and self._should_wait(composition):
                     return
-                orders.append(Launch(self._compose(composition)))
+                id_ = MicroBatchId(tally.micro_batches)
+                tally.micro_batches += 1
+                self._open[id_] = flight = queues.take(composition, id_, self.epoch)
+                orders.append(Launch(flight[0]))
             # The victim may have stood before decodes that have room.
             is_relieved = is_short and self._relieve_kv(orders)
             if not (decodes or chunks or is_relieved):
@@ -343,13 +347,6 @@ class Ring:
         if self._wait_until is None:
             self._wait_until = Nanos(self.now + self.plan.cohort_wait_ns)
         return self.now < self._wait_until
-
-    def _compose(self, composition: Composition) -> MicroBatch:
-        """Freeze a composition into a micro-batch."""
-        id_ = MicroBatchId(self._tally.micro_batches)
-        self._tally.micro_batches += 1
-        self._open[id_] = flight = self._queues.take(composition, id_, self.epoch)
-        return flight[0]
 
     def _note_cause(self) -> None:
         """Why the head cannot compose another micro-batch now; a starved stage inherits it."""
