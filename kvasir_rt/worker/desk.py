@@ -59,9 +59,16 @@ class Desk:
     Args:
         numerics: Device and number formats.
         delay_s: Every answer waits so long before it is sent, for experiments with distance.
+        clock: Seconds, never going back.
     """
 
-    def __init__(self, numerics: Numerics, delay_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        numerics: Numerics,
+        delay_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
         self._numerics = numerics
         self._delay_s = delay_s
         self._slices: dict[Slice, LoadedSlice] = {}
@@ -72,7 +79,7 @@ class Desk:
         self._is_computing = False
         self._loop = asyncio.get_running_loop()
         self.counts = DeskCounts()
-        self.asked_at = time.monotonic()  # Of the last call.
+        self.asked_at = clock()  # Of the last call.
         self._thread = threading.Thread(target=self._compute_all, name="experts", daemon=True)
         self._thread.start()
 
@@ -128,7 +135,7 @@ class Desk:
         return on_frame
 
     def _expiry(self, call: Call) -> float:
-        self.asked_at = time.monotonic()
+        self.asked_at = self._clock()
         return self.asked_at + call.deadline_ms / 1000
 
     def _queue(self, job: Job) -> None:
@@ -162,7 +169,7 @@ class Desk:
                 _, job = self._jobs.popitem(last=False)
                 self._bytes -= len(job.payload)
                 self._is_computing = True
-            if time.monotonic() >= job.expires_at:
+            if self._clock() >= job.expires_at:
                 self.counts.expired += 1
             else:
                 answer = self._compute(job)

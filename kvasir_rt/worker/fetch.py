@@ -57,8 +57,10 @@ async def fetch(
                 raise FetchError(f"{name}: {refused}") from None
             problem = refused
             pause_s = max(pause_s, refused.retry_after_s or 0.0)
-        except SliceChanged as changed:
-            problem = HubAway(str(changed))
+        except SliceChanged as changed:  # A bad disk is tried once more, a bad hub not for ever.
+            if isinstance(problem, FetchError):
+                raise
+            problem = FetchError(str(changed))
         except HubAway as away:
             problem = away
         if _arrived(store, name) > before:
