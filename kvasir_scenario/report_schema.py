@@ -7,25 +7,15 @@ Undefined values are null, never 0. All keys are always present.
 import json
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import Field
 
 from kvasir_core.verdict import VerdictKind
+from kvasir_scenario.report_part import Part
+from kvasir_scenario.swarm_report import SwarmPart
 
 SCHEMA_VERSION = 1
 Mode = Literal["simulated", "measured"]
 Provenance = Literal["assumed", "fitted", "measured"]
-
-
-class Part(BaseModel):
-    """A part of the report: immutable, nothing unknown, no NaN."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        allow_inf_nan=False,
-        json_schema_serialization_defaults_required=True,
-        use_attribute_docstrings=True,
-    )
 
 
 class VerdictPart(Part):
@@ -224,7 +214,7 @@ class Report(Part):
     elapsed_s: float
     measured_window_s: tuple[float, float]
     """(start, stop] of throughput and latency; a window that starts at 0 includes 0."""
-    swarm: dict[str, JsonValue] | None = Field()
+    swarm: SwarmPart | None = Field()
     """Workers and the market; null without experts."""
     variants: list[Variant]
 

@@ -18,6 +18,8 @@ WRITTEN = (
     "report.json",  # First to go: tables of another run must never stand beside it.
     "scenario.yaml",
     "events.jsonl",
+    "coordinator_events.jsonl",
+    "hub_events.jsonl",
     *(f"{table}.{kind}" for table in TABLES for kind in ("parquet", "csv")),
     *(f"{plot}.png" for plot in PLOTS),
 )

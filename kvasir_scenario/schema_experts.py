@@ -13,6 +13,7 @@ from kvasir_scenario.schema_types import (
     CountOrZero,
     Name,
     PathText,
+    PositiveShare,
     PositiveSeconds,
     Rate,
     Seconds,
@@ -59,6 +60,8 @@ class LocalExperts(Section):
     per_expert_s: Seconds = 6.3e-6
     """For each distinct expert touched."""
     per_row_s: Seconds = 0.0
+    is_in_costs: bool = False
+    """The times of `costs` hold it already (measured whole layers)."""
 
 
 class Coordinator(Section):
@@ -76,15 +79,34 @@ class Coordinator(Section):
     idle_timeout_s: Seconds = 20.0
     grace_s: PositiveSeconds = 15.0
     unknown_limit_s: PositiveSeconds = 30.0
-    call_timeout_s: PositiveSeconds = 1.0
-    hedge_s: PositiveSeconds | None = None
-    """Ask another replica, or compute locally, after so long; null: never before the deadline."""
+    map_period_s: PositiveSeconds = 5.0
+    """How often it fetches the hub's dispatch map."""
+    call_timeout_s: PositiveSeconds = 2.0
+    """Of one layer's call in total; then what is left is computed locally."""
+    hedge_s: PositiveSeconds = 0.01
+    """No other replica is asked, and no part computed locally, sooner than this."""
+    answers_checked_first: Count = 20
+    check_share: PositiveShare = 0.02
+    tolerance: Annotated[float, Field(gt=0, le=1)] = 5e-3
+    """Relative L2 error of a checked answer's worst row."""
+    quarantine_s: PositiveSeconds = 600.0
+    no_gain_s: PositiveSeconds = 60.0
+    """Remote help measured as no gain for so long: local."""
+    call_s: Seconds = 0.0
+    """A stage's own time to pack, send and add up the remote parts of one layer."""
+    uplink_bytes_per_s: Rate | None = None
+    """Each stage's connection to all its workers, each way; null: bytes take no time."""
 
 
 class Hub(Section):
     """Layer 2: how many replicas are wanted, and who is offered what."""
 
     policy: Literal["dwell", "naive"] = "dwell"
+    """naive: the threshold alone, claims do not count, and who is not needed leaves at once."""
+    warm_rejoin: bool = True
+    """A slice on a volunteer's disk is offered to it before any download."""
+    latency_s: Seconds = 0.001
+    """Between coordinator and hub, one way."""
     poll_s: PositiveSeconds = 10.0
     poll_timeout_s: PositiveSeconds = 4.0
     reading_valid_s: PositiveSeconds = 45.0
@@ -97,6 +119,8 @@ class Hub(Section):
     claim_ttl_s: PositiveSeconds = 120.0
     volunteer_poll_s: PositiveSeconds = 45.0
     idle_exit_s: PositiveSeconds = 600.0
+    release_period_s: PositiveSeconds = 30.0
+    """At most a quarter of the surplus leaves in one."""
     slice_experts_max: Count = 64
 
 
@@ -117,8 +141,15 @@ class WorkerClass(Section):
     per_row_s: Seconds = 0.0
     link: Link
     """Between worker and ring, one way."""
+    jitter_s: Seconds = 0.0
+    """Mean of what a round trip takes more (exponential)."""
+    lost_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of its calls and messages that get lost."""
     download_bytes_per_s: Rate
+    load_bytes_per_s: Rate = 2e9
+    """From its disk into memory."""
     memory_bytes: Bytes | None = None
+    """What it gives; null: no limit of its own."""
     experts_max: Count | None = None
     arrival_s: Durations = 0.0
     """When each comes to the market for the first time."""
@@ -139,6 +170,8 @@ class WorkerClass(Section):
     ] = "honest"
     wrong_share: Share = 0.05
     """Honesty sometimes: share of wrong answers."""
+    honest_answers: Count = 40
+    """Honesty turncoat: so many right answers first."""
 
 
 class Experts(Section):
@@ -146,12 +179,25 @@ class Experts(Section):
 
     model: ExpertModel = ExpertModel()
     routing: Routing = Routing()
-    local: LocalExperts = LocalExperts()
+    local: LocalExperts | None = None
+    """null: as `costs` of kind roofline have it; for other kinds the defaults of this section."""
     overlap: Annotated[int, Field(ge=1, le=1024)] = 2
     """Most micro-batches that a stage holds at once; 1 blocks."""
     coordinator: Coordinator = Coordinator()
     hub: Hub | None = Hub()
+    """null: no market; slices are dealt out to the workers, who attach when they arrive."""
     workers: Annotated[tuple[WorkerClass, ...], AsTuple, Field(max_length=256)] = ()
+
+    @model_validator(mode="after")
+    def _check_market(self) -> Self:
+        hub = self.hub
+        if hub is not None and hub.heartbeat_s >= hub.coverage_ttl_s:
+            raise broken(
+                "hub.heartbeat_s",
+                f"found {hub.heartbeat_s:g}; it must be less than coverage_ttl_s "
+                f"({hub.coverage_ttl_s:g}), or everyone is lost between two heartbeats",
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:

@@ -118,9 +118,15 @@ class WorkerSlow(_LastingFault):
 
 
 class HubLost(_LastingFault):
-    """The hub is gone."""
+    """The hub crashes; it restarts after for_s with what it keeps on disk."""
 
     kind: Literal["hub_lost"]
+
+
+class HubPaused(_LastingFault):
+    """The hub's process stops (SIGSTOP) and goes on after for_s, its memory intact."""
+
+    kind: Literal["hub_paused"]
 
 
 class RelayLost(_LastingFault):
@@ -161,6 +167,7 @@ Fault = Annotated[
     | WorkerStalled
     | WorkerSlow
     | HubLost
+    | HubPaused
     | RelayLost
     | PollHangs
     | MessagesLost

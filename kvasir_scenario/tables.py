@@ -45,6 +45,29 @@ SPANS = _schema(
 )  # Of some micro-batches, for the picture of the ring.
 SAMPLES = _schema(at_s=SECONDS, waiting=COUNT, running=COUNT, kv_blocks_in_use=COUNT)
 
+SWARM = _schema(
+    at_s=SECONDS,
+    waiting=COUNT,
+    running=COUNT,
+    is_engaged=pa.bool_(),
+    is_recruiting=pa.bool_(),
+    target=COUNT,
+    claims=COUNT,
+    workers_online=COUNT,
+    workers_covering=COUNT,
+    new=COUNT,
+    trial=COUNT,
+    proven=COUNT,
+    suspect=COUNT,
+    quarantined=COUNT,
+    covered_share=SECONDS,
+    target_share=SECONDS,
+    downloads=COUNT,
+    remote_share=SECONDS,
+    tokens_per_s=SECONDS,
+    tpot_s=SECONDS,
+)  # Each row is the time since the row before; shares and TPOT are null where nothing happened.
+
 
 # Columns are made from their buffers: `pa.array` would import pandas, a third of a second.
 

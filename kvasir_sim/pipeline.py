@@ -40,7 +40,7 @@ class Clock(simpy.Environment):
 class Flight:
     """A micro-batch on its lap, with its stamps: received, start, end, sent per stage so far."""
 
-    __slots__ = ("after", "batch", "before", "composed", "holds", "stamps")
+    __slots__ = ("after", "batch", "before", "composed", "computed", "holds", "parked", "stamps")
 
     def __init__(
         self, batch: MicroBatch, composed: int, holds: Sequence[int], before: Releases = NO_RELEASES
@@ -51,6 +51,8 @@ class Flight:
         self.stamps: list[int] = []
         self.before = before  # Releases that travel in front of it,
         self.after = NO_RELEASES  # and behind it.
+        self.computed: list[int]  # Per stage that overlaps: time computed,
+        self.parked: list[int]  # and time that it only waited for experts.
 
 
 class Recurring(simpy.Event):
@@ -241,7 +243,7 @@ class Pipeline:
         self.env = env
         self.on_return = on_return
         self._slots = plan.credits if plan.credits is not None else 1 << 62
-        self.stages = [Stage(self, k, self._slots) for k in range(plan.stages)]
+        self.stages = [self.new_stage(k, self._slots) for k in range(plan.stages)]
         self.links: list[Link] = []
         self.open: dict[int, Flight] = {}
         for index, stage in enumerate(self.stages):
@@ -260,6 +262,10 @@ class Pipeline:
             if not is_tail:
                 stage.next = self.stages[index + 1]
                 stage.next.previous = stage
+
+    def new_stage(self, index: int, slots: int) -> Stage:
+        """A stage with so many free places in its input."""
+        return Stage(self, index, slots)
 
     def _returned(self, flight: Flight) -> None:
         self.on_return(flight, self.env.now)

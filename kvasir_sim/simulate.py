@@ -23,6 +23,7 @@ from kvasir_sim.pipeline import Clock
 from kvasir_sim.planner import auto_layers
 from kvasir_sim.prefix_cache import cached_tokens
 from kvasir_sim.shell import Shell
+from kvasir_sim.swarm.run import SwarmRun
 
 Progress = Callable[[int, int], None]
 """Called now and then with (virtual nanoseconds, requests ended)."""
@@ -51,22 +52,32 @@ class Simulation:
         *,
         csv: bool = False,
         log: TextIO | None = None,
+        swarm_logs: tuple[TextIO, TextIO] | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._scenario = scenario
         plan = plan_of(scenario, auto_layers)
         self._costs = costs = build_costs(scenario, plan)
         self._workload, self._facts = build_workload(scenario)
-        predict = costs.predict if scenario.policy.packer == "cohort" else None
-        self._ring = ring = Ring(plan, predict=predict)
-        warmup = nanos(scenario.run.warmup_s)
-        recorder = Recorder(out, plan, ring.causes, warmup_ns=warmup, csv=csv)
-        self._recorder = recorder
-        self._shell = Shell(
-            Clock(), plan, costs, build_links(scenario, plan), ring, recorder,
-            is_faulty=any(isinstance(fault, RING_FAULTS) for fault in scenario.faults),
-            event_log=log, progress=progress,
+        links, env = build_links(scenario, plan), Clock()
+        self.swarm = SwarmRun(env, scenario, plan, costs, swarm_logs) if scenario.experts else None
+        predict = costs.predict if self.swarm is None else self.swarm.predict
+        self._ring = ring = Ring(plan, predict=predict if plan.packer == "cohort" else None)
+        recorder = self._recorder = Recorder(
+            out, plan, ring.causes, warmup_ns=nanos(scenario.run.warmup_s), csv=csv,
+            is_overlapping=self.swarm is not None,
         )  # fmt: skip
+        self._shell: Shell
+        if self.swarm is not None:
+            self._shell = self.swarm.shell_of(links, ring, recorder, log, progress)
+        else:
+            self._shell = Shell(
+                env, plan, costs, links, ring, recorder,
+                is_faulty=any(isinstance(fault, RING_FAULTS) for fault in scenario.faults),
+                event_log=log, progress=progress,
+            )  # fmt: skip
+        self._out = out
+        self._csv = csv
 
     def run(self) -> Report:
         """From the first event to the last; writes the tables."""
@@ -84,13 +95,17 @@ class Simulation:
         )
         if isinstance(self._workload, ClosedLoop):  # It cuts prompts as it draws them.
             self._facts = replace(self._facts, clipped=self._workload.clipped)
-        return self._recorder.close(
+        report = self._recorder.close(
             end,
             self._ring.statistics(),
             self._facts,
             labels,
             link_busy_ns=self._shell.carrier.link_busy_ns,
         )
+        if self.swarm is not None:
+            part = self.swarm.close(self._out, end, csv=self._csv)
+            report = report.model_copy(update={"swarm": part})
+        return report
 
     def _drive(self) -> int:
         """To the horizon or to the last request's end; returns that time (ns)."""
@@ -107,6 +122,8 @@ class Simulation:
             OpenLoop.record_failed(shell, self._facts.failed_rows, horizon)
         shell.is_exhausted = lambda: actor.is_exhausted
         RingFaults(shell, scenario.faults, scenario.run.seed)
+        if self.swarm is not None:
+            return self.swarm.drive(horizon)
         if horizon is None:
             env.run()
             assert shell.is_over(), "the ring is stuck: requests live, and nothing will happen"
@@ -136,7 +153,7 @@ def simulate(
         scenario: A valid scenario; its variants are not run here.
         out: A prepared run directory for the tables; None writes nothing.
         csv: Write each table as CSV too.
-        events: Write the core's event log, `events.jsonl`.
+        events: Write the ring's event log, `events.jsonl`, and those of coordinator and hub.
         progress: See `Progress`.
 
     Raises:
@@ -144,6 +161,15 @@ def simulate(
     """
     with ExitStack() as stack:
         log = None
+        swarm_logs = None
         if events and out is not None:
             log = stack.enter_context((out / "events.jsonl").open("w"))
-        return Simulation(scenario, out, csv=csv, log=log, progress=progress).run()
+            if scenario.experts is not None:
+                coordinator, hub = (
+                    stack.enter_context((out / f"{name}_events.jsonl").open("w"))
+                    for name in ("coordinator", "hub")
+                )
+                swarm_logs = coordinator, hub
+        return Simulation(
+            scenario, out, csv=csv, log=log, swarm_logs=swarm_logs, progress=progress
+        ).run()

@@ -89,7 +89,7 @@ class DeviceCosts:
             self.efficiency.kernel_s,
         )
 
-    def experts(self, rows: int, distinct: float) -> Part:
+    def experts(self, rows: float, distinct: float) -> Part:
         """The routed experts of one layer: `distinct` of them touched by `rows` rows."""
         shape = self.shape
         pairs = rows * shape.experts_used
@@ -233,6 +233,10 @@ class RooflineCosts:
         seconds[0] += self._head.head_s(rows)
         seconds[-1] += self._tail.tail_s(outputs)
         return [round(second * NANOS_PER_SECOND) for second in seconds]
+
+    def experts_s(self, stage: int, rows: float, distinct: float) -> float:
+        """The part of one layer's time on a stage that its routed experts take."""
+        return self._devices[self._place[stage]].experts(rows, distinct).seconds
 
     def predict(self, decodes: int, decode_context: int, chunk_rows: int, chunk_start: int) -> int:
         starts, chunks = ((chunk_start,), (chunk_rows,)) if chunk_rows else ((), ())

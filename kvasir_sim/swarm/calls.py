@@ -1,0 +1,163 @@
+"""Expert calls in virtual time: parts travel to workers, and what stays is computed by the stage.
+
+One call stands for all layers of a stage (`docs/decisions/0005`): the coordinator decides about one
+layer, another one each time, and what it decides holds for the micro-batch's other layers there.
+So a part's bytes, work and latency count `layers` times; the coordinator is told the answer after
+the time of *one* layer, and the micro-batch has it after the time of all. A trial is one call.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from kvasir_core.swarm.decisions import Dispatch, Hedge
+from kvasir_core.swarm.words import CallId, Session, Share, Slice, WorkerId
+from kvasir_sim.pipeline import Clock
+from kvasir_sim.swarm.honesty import Answer
+from kvasir_sim.swarm.network import Weather, Wire, after
+from kvasir_sim.swarm.overlap import Visit
+from kvasir_sim.swarm.routing import Routing
+from kvasir_sim.swarm.worker import Worker
+
+Key = tuple[CallId, int, WorkerId]
+
+
+@dataclass(slots=True)
+class Call:
+    """A micro-batch's routed experts in one stage."""
+
+    visit: Visit
+    rows: int
+    layer: int
+    layers: int
+    routed: int  # Pairs,
+    summed: int = 0  # and those that entered the sum so far.
+    is_remote: bool = False  # A part of it left.
+    checks: dict[int, Callable[[], None]] = field(default_factory=dict)
+    # By part: what to report once its local result is there to compare with.
+
+
+@dataclass(slots=True)
+class Trip:
+    """A part, or a trial, on its way to one worker and back."""
+
+    number: int
+    call: Call
+    key: Key
+    worker: Worker
+    session: Session
+    slice: Slice
+    shares: tuple[Share, ...]
+    pairs: int
+    is_trial: bool
+    end_at: int = 0  # When the micro-batch has the results of all layers.
+    answer: Answer | None = None
+    is_checked: bool = False  # The coordinator has it recomputed.
+    is_over: bool = False
+
+
+class Uplink:
+    """A stage's own connection to all workers."""
+
+    def __init__(self, bytes_per_s: float | None) -> None:
+        self.out = Wire(bytes_per_s)
+        self.back = Wire(bytes_per_s)
+
+
+class Carrier:
+    """Takes parts to workers and brings answers back."""
+
+    def __init__(
+        self,
+        env: Clock,
+        routing: Routing,
+        row_bytes: int,
+        uplinks: list[Uplink],
+        weather: Weather,
+        deadline_ns: int,
+    ) -> None:
+        self._env = env
+        self._routing = routing
+        self._row_bytes = row_bytes
+        self._uplinks = uplinks
+        self._weather = weather
+        self._deadline_ns = deadline_ns
+        self._number = 0
+        self.trips: dict[Key, Trip] = {}
+        self.on_answer: Callable[[Trip, Answer], None]
+        self.on_closed: Callable[[Trip], None]
+
+    def send(self, order: Dispatch | Hedge, call: Call, worker: Worker) -> Trip:
+        """Carry a part to its worker; the answer, or that there is none, is told later."""
+        self._number += 1
+        slice_ = _slice_of(worker, order.layer, order.shares)
+        pairs = sum([share.pairs for share in order.shares])
+        is_trial = isinstance(order, Dispatch) and order.is_trial
+        trip = Trip(
+            self._number, call, (order.call, order.part, order.worker), worker, order.session,
+            slice_, order.shares, pairs, is_trial,
+        )  # fmt: skip
+        self.trips[trip.key] = trip
+        if not worker.is_connected or worker.session != order.session:
+            after(self._env, 2 * self._latency(worker), lambda: self._close(trip))
+            return trip
+        layers = 1 if is_trial else call.layers
+        rows = self._routing.rows_of(pairs, call.rows)
+        size = layers * rows * self._row_bytes
+        now, uplink = self._env.now, self._uplinks[call.visit.stage.index]
+        all_ns = worker.work_ns(len(order.shares), rows, layers, size)
+        all_ns += uplink.out.send(size, now) + uplink.back.send(size, now)
+        trip.end_at = now + all_ns
+        worker.trips[trip.number] = trip
+        copies = self._weather.copies(worker.kind.lost_share)
+        for _ in range(copies):
+            delay = all_ns // layers + self._weather.delay()
+            after(self._env, delay, lambda: self._arrive(trip, rows))
+        if not copies:
+            after(self._env, self._deadline_ns + 1, lambda: self.end(trip))
+        return trip
+
+    def close_all(self, worker: Worker) -> None:
+        """Its connection is over: none of what it was asked is answered."""
+        for trip in list(worker.trips.values()):
+            after(self._env, self._latency(worker), partial(self._close, trip))
+        worker.trips.clear()
+
+    def end(self, trip: Trip) -> None:
+        """Nothing more will be said about it."""
+        if not trip.is_over:
+            trip.is_over = True
+            trip.worker.trips.pop(trip.number, None)
+            if self.trips.get(trip.key) is trip:
+                del self.trips[trip.key]
+
+    def _arrive(self, trip: Trip, rows: int) -> None:
+        worker, now = trip.worker, self._env.now
+        if worker.trips.get(trip.number) is not trip and trip.answer is None:
+            return  # Its connection ended meanwhile.
+        if worker.stalled_until > now:
+            trip.end_at += worker.stalled_until - now
+            after(self._env, worker.stalled_until - now, lambda: self._arrive(trip, rows))
+            return
+        if trip.answer is None:
+            trip.answer = worker.conscience.answer(rows)
+            worker.trips.pop(trip.number, None)
+        self.on_answer(trip, trip.answer)
+
+    def _close(self, trip: Trip) -> None:
+        if not trip.is_over:
+            self.on_closed(trip)
+            self.end(trip)
+
+    @staticmethod
+    def _latency(worker: Worker) -> int:
+        return round(worker.kind.link.latency_s * 1e9)
+
+
+def _slice_of(worker: Worker, layer: int, shares: tuple[Share, ...]) -> Slice:
+    """The worker's slice that the shares lie in; as wide as they are if it has none now."""
+    first, last = shares[0].expert, shares[-1].expert
+    for slice_ in worker.slices:
+        if slice_.layer == layer and slice_.begin <= first and last < slice_.end:
+            return slice_
+    return Slice(layer, first, last + 1)

@@ -1,0 +1,110 @@
+"""The report's `swarm` part, from what coordinator, hub, workers and timeline counted."""
+
+from kvasir_core import NANOS_PER_SECOND, Plan
+from kvasir_scenario.swarm_report import QuarantinePart, SpanPart, SwarmPart
+from kvasir_sim.costs import CostModel
+from kvasir_sim.swarm.bound import bound_of
+from kvasir_sim.swarm.swarm import Swarm
+from kvasir_sim.swarm.timeline import Moments, TokenClock
+
+SECONDS_PER_HOUR = 3600
+
+
+def swarm_part(
+    swarm: Swarm,
+    plan: Plan,
+    costs: CostModel,
+    moments: Moments,
+    tokens: TokenClock,
+    spans: tuple[tuple[int, int], ...],
+    end_ns: int,
+) -> SwarmPart:
+    """All that the report says of the swarm. `spans`: the peak, and what is before it if known."""
+    hours = end_ns / NANOS_PER_SECOND / SECONDS_PER_HOUR
+    tally, hub, shell = swarm.tally, swarm.hub, swarm.coordinator
+    calls = shell.coordinator.statistics().calls
+    served = shell.served
+    flips = len(shell.switches)
+    changes = 0 if hub is None else hub.count("target_changes")
+    counted = {
+        name: 0 if hub is None else hub.count(name)
+        for name in ("recruits_above_target", "claims_lapsed", "releases", "workers_lost")
+    }
+    blocked_ns = sum(stage.experts_ns for stage in shell.stages)
+    parts = [_span(tokens, index, span, end_ns) for index, span in enumerate(spans)]
+
+    def hourly(count: int) -> float | None:
+        return count / hours if hours else None
+
+    return SwarmPart(
+        workers=len(swarm.workers),
+        workers_online_max=moments.online_max,
+        workers_covering_max=moments.covering_max,
+        target_base=None if hub is None else swarm.policy.base,
+        target_max=moments.target_max,
+        target_changes=changes,
+        target_changes_per_hour=hourly(changes),
+        flips_per_hour=hourly(flips),
+        engaged_s=shell.engaged_s,
+        downloads=tally.downloads,
+        downloads_per_hour=hourly(tally.downloads),
+        download_bytes=tally.download_bytes,
+        warm_loads=tally.warm_loads,
+        wasted_downloads=tally.wasted_downloads,
+        wasted_downloads_per_hour=hourly(tally.wasted_downloads),
+        **counted,
+        slice_starts=tally.starts,
+        slice_stops=tally.stops,
+        share_remote_pairs=served.remote_pairs / served.pairs if served.pairs else None,
+        dispatches=calls.dispatches,
+        trials=calls.trials,
+        hedges=calls.hedges,
+        local_fallbacks=calls.pairs_fallback,
+        late_answers=calls.late,
+        checks=calls.checks,
+        mismatches=calls.mismatches,
+        quarantined=_quarantined(swarm),
+        wrong_answers_accepted=served.wrong_answers,
+        output_error_mean=served.error_sum / served.pairs if served.pairs else None,
+        time_to_first_relief_s=_between(moments.knee, moments.relief),
+        time_to_full_coverage_s=_between(moments.knee, moments.full),
+        time_to_contraction_s=_between(moments.high_last, moments.contracted),
+        blocked_by_experts_share=blocked_ns / end_ns / plan.stages if end_ns else None,
+        peak=parts[0],
+        rest=parts[1] if len(parts) > 1 else None,
+        bound=bound_of(swarm, plan, costs),
+        control_decisions=shell.decisions + (0 if hub is None else hub.decisions),
+        law_checks=swarm.watch.checks,
+    )
+
+
+def _span(tokens: TokenClock, index: int, span: tuple[int, int], end_ns: int) -> SpanPart:
+    start, stop = span[0], min(span[1], end_ns)
+    count, gap_ns, gaps = tokens.by_span[index]
+    length_s = (stop - start) / NANOS_PER_SECOND
+    return SpanPart(
+        start_s=start / NANOS_PER_SECOND,
+        stop_s=max(start, stop) / NANOS_PER_SECOND,
+        output_tokens_per_s=count / length_s if length_s > 0 else None,
+        tpot_s=gap_ns / gaps / NANOS_PER_SECOND if gaps else None,
+    )
+
+
+def _between(start: int | None, stop: int | None) -> float | None:
+    if start is None or stop is None:
+        return None
+    return (stop - start) / NANOS_PER_SECOND
+
+
+def _quarantined(swarm: Swarm) -> dict[str, QuarantinePart]:
+    when = swarm.coordinator.quarantined
+    parts: dict[str, QuarantinePart] = {}
+    for honesty in sorted({worker.kind.honesty for worker in swarm.workers.values()}):
+        workers = [w for w in swarm.workers.values() if w.kind.honesty == honesty]
+        firsts = [when[worker.id][0] for worker in workers if worker.id in when]
+        parts[honesty] = QuarantinePart(
+            workers=len(workers),
+            quarantined=len(firsts),
+            first_s_max=max(firsts) / NANOS_PER_SECOND if firsts else None,
+        )
+    return parts

@@ -1,0 +1,108 @@
+"""A ring with a swarm, from its start to its report: what `simulate.py` drives."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+from kvasir_core import Nanos, Plan, Ring, TimePassed, nanos
+from kvasir_scenario.recorder import Recorder
+from kvasir_scenario.schema import Scenario
+from kvasir_scenario.swarm_report import SwarmPart
+from kvasir_sim.costs import CostModel
+from kvasir_sim.links import LinkCost
+from kvasir_sim.pipeline import Clock
+from kvasir_sim.swarm.bound import peak_phase
+from kvasir_sim.swarm.faults import SwarmFaults
+from kvasir_sim.swarm.report import swarm_part
+from kvasir_sim.swarm.shell import SwarmShell
+from kvasir_sim.swarm.swarm import Swarm
+from kvasir_sim.swarm.timeline import Timeline, TokenClock
+
+FOR_EVER = 1 << 62
+
+
+class SwarmRun:
+    """One run with section `experts`."""
+
+    def __init__(
+        self,
+        env: Clock,
+        scenario: Scenario,
+        plan: Plan,
+        costs: CostModel,
+        logs: tuple[TextIO, TextIO] | None = None,
+    ) -> None:
+        assert scenario.experts is not None
+        self._env = env
+        self._scenario = scenario
+        self._plan = plan
+        self._costs = costs
+        self.swarm = Swarm(env, scenario, scenario.experts, plan, costs, logs)
+        self._spans = _spans(scenario)
+        self._tokens = TokenClock(self._spans)
+        horizon_s = scenario.run.horizon_s
+        self.timeline = Timeline(
+            self.swarm, self._tokens, None if horizon_s is None else nanos(horizon_s)
+        )
+        self.faults = SwarmFaults(self.swarm, scenario.faults, scenario.run.seed)
+
+    def predict(self, decodes: int, decode_context: int, chunk_rows: int, chunk_start: int) -> int:
+        """The longest stage hold, with its routed experts while they are local."""
+        hold = self._costs.predict(decodes, decode_context, chunk_rows, chunk_start)
+        if self.swarm.coordinator.is_engaged:
+            return hold
+        return hold + self.swarm.work.predicted_ns(decodes + chunk_rows)
+
+    def shell_of(
+        self,
+        links: list[LinkCost],
+        ring: Ring,
+        recorder: Recorder,
+        log: TextIO | None,
+        progress: Callable[[int, int], None] | None,
+    ) -> SwarmShell:
+        """The ring's shell, with this swarm as its stages' experts."""
+        self._shell = SwarmShell(
+            self._env, self._plan, self._costs, links, ring, recorder, self.swarm.coordinator,
+            overlap=self.swarm.experts.overlap, tokens=self._tokens, event_log=log,
+            progress=progress,
+        )  # fmt: skip
+        return self._shell
+
+    def drive(self, horizon: int | None) -> int:
+        """To the horizon, or until the last request has ended; returns that time (ns)."""
+        env, shell = self._env, self._shell
+        self.swarm.start(shell)
+        if horizon is None:
+            if not shell.is_over():
+                env.run(until=shell.over)
+            end = shell.last_end
+        else:
+            env.run(until=horizon + 1)  # SimPy leaves out what happens at the very end.
+            shell.tell(TimePassed(), Nanos(horizon))
+            end = horizon
+        shell.cut(end)
+        shell.overlapping.close()
+        return end
+
+    def close(self, out: Path | None, end_ns: int, *, csv: bool) -> SwarmPart:
+        """Check the cores in full, write the timeline, and say what the swarm was like."""
+        self.timeline.look()
+        self.swarm.coordinator.coordinator.check_invariants()
+        if self.swarm.hub is not None:
+            self.swarm.hub.hub.check_invariants()
+        if out is not None:
+            self.timeline.write(out, csv=csv)
+        return swarm_part(
+            self.swarm, self._plan, self._costs, self.timeline.moments, self._tokens,
+            self._spans, end_ns,
+        )  # fmt: skip
+
+
+def _spans(scenario: Scenario) -> tuple[tuple[int, int], ...]:
+    """The peak, and what comes before it."""
+    phase = peak_phase(scenario)
+    if phase is None:
+        return ((nanos(scenario.run.warmup_s), FOR_EVER),)
+    start, stop = nanos(phase[0]), nanos(phase[1])
+    return ((start, stop), (0, start)) if start else ((start, stop),)
