@@ -490,5 +490,5 @@ def disjoint(slices: tuple[Slice, ...]) -> list[Slice]:
 TestSwarm = Swarm.TestCase
 # A story is long (minutes of a busy swarm), so fewer of them than of small examples.
 TestSwarm.settings = settings(
-    max_examples=max(20, settings().max_examples // 5), stateful_step_count=25
+    max_examples=max(20, settings().max_examples // 8), stateful_step_count=25
 )
