@@ -100,6 +100,11 @@ class Worker:
         self._fits = options.experts_max  # As many as memory has shown to have room for.
         self._is_draining = False
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether the relay connection stands."""
+        return self._channel is not None
+
     async def run(self, stop: asyncio.Event, hurry: asyncio.Event | None = None) -> None:
         """Until `stop` is set and what was under way is done.
 

@@ -1,5 +1,6 @@
 """A whole swarm on loopback for tests: a hub process, worker processes, and a bridge's slots."""
 
+import asyncio
 import json
 import os
 import signal
@@ -8,23 +9,34 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from kvasir_core.swarm import SwarmPolicy
+from kvasir_core.units import nanos
+from kvasir_rt.bridge.server import listen
 from kvasir_rt.experts.backend import load_local
 from kvasir_rt.experts.caller import ExpertCaller
 from kvasir_rt.experts.hub_link import CallerOptions
 from kvasir_rt.gguf_file import open_gguf
+from kvasir_rt.hub.command import HubOptions, HubRun
+from kvasir_rt.hub.service import HubService
 from kvasir_rt.model.linear import Numerics
 from kvasir_rt.swarm.frames import Dtype
+from kvasir_rt.worker.options import WorkerOptions
+from kvasir_rt.worker.worker import Worker
 from tests.rt.tiny_models import TinyModel, write_tiny_model
 
 SERVICE_TOKEN = "service-token-of-the-tests"
 FASTER = 10
+LOCAL = "127.0.0.1"
+POLICY = replace(
+    SwarmPolicy(base=1, boost=0).faster(FASTER),
+    no_gain_ns=nanos(3600),  # So small a model never gains; that is judged in the core's tests.
+)
 START_S = 60.0  # On a machine that does much else.
 TINY = TinyModel(architecture="qwen3moe", layers=2, hidden=64, experts=16, experts_used=4)
 ENVIRONMENT = {**os.environ, "KVASIR_HUB_TOKEN": SERVICE_TOKEN, "OMP_NUM_THREADS": "1"}
@@ -72,7 +84,7 @@ def read_status(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def slots_server(
-    busy: int = 4, slots: int = 4, host: str = "127.0.0.1"
+    busy: int = 4, slots: int = 4, host: str = LOCAL
 ) -> Iterator[tuple[str, list[int]]]:
     """A bridge's `GET /slots`; the list's one number is how many are busy."""
     state = [busy]
@@ -120,6 +132,99 @@ class WorkerProcess:
         self.process.send_signal(number)
 
 
+@contextmanager
+def hub_process(root: Path, model_file: Path, host: str) -> Iterator[str]:
+    """A hub of its own process; yields its URL."""
+    status = root / "hub.json"
+    hub = run_command(
+        "hub", "--host", host, "--port", "0", "--state", str(root / "hub"),
+        "--model", f"tiny={model_file}", "--status-file", str(status),
+        "--faster", str(FASTER), "--base", "1", "--boost", "0", *(() if host == LOCAL else ("--open",)),
+        log=root / "hub.txt",
+    )  # fmt: skip
+    try:
+        found = wait_for("the hub is ready", lambda: hub.poll() is not None or read_status(status))
+        assert hub.poll() is None, (root / "hub.txt").read_text()
+        yield found["url"]
+    finally:
+        end_process(hub)
+
+
+class ThreadHub:
+    """A hub in a thread of the test: quick to start, open to look into."""
+
+    def __init__(self, root: Path, model_file: Path) -> None:
+        self._options = HubOptions(
+            port=0,
+            state=root / "hub",
+            models=(("tiny", model_file),),
+            policy=POLICY,
+            service_token=SERVICE_TOKEN,
+            seed=1,
+        )
+        self._listener = listen(LOCAL, 0)
+        host, port = self._listener.getsockname()[:2]
+        self.url = f"http://{host}:{port}"
+        self.run = HubRun(self._options, self._listener)
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    @property
+    def service(self) -> HubService:
+        assert self.run.service is not None
+        return self.run.service
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        wait_for("the hub is ready", lambda: self.run.service)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+        self._listener.close()
+
+    def _serve(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self.run.run(self._stop))
+
+
+class ThreadWorker:
+    """A worker in a thread of the test; `spoil` may change its desk before it starts."""
+
+    def __init__(self, options: WorkerOptions, spoil: Callable[[Worker], None] | None) -> None:
+        self._options = options
+        self._spoil = spoil
+        self.worker: Worker | None = None
+        self._loop = asyncio.new_event_loop()
+        self._stop, self._hurry = asyncio.Event(), asyncio.Event()
+        self._thread = threading.Thread(target=self._live, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_serving(self) -> bool:
+        return (
+            self.worker is not None and bool(self.worker.desk.slices) and self.worker.is_connected
+        )
+
+    def stop(self) -> None:
+        for event in (self._stop, self._hurry):
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(event.set)
+        self._thread.join()
+
+    def _live(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._run())
+
+    async def _run(self) -> None:
+        self.worker = Worker(self._options)
+        if self._spoil is not None:
+            self._spoil(self.worker)
+        await self.worker.run(self._stop, self._hurry)
+
+
 @dataclass
 class Swarm:
     """A hub with a tiny model, and what joined it."""
@@ -129,8 +234,27 @@ class Swarm:
     hub_url: str
     slots_url: str
     busy: list[int]
-    policy: SwarmPolicy
+    hub: ThreadHub | None
     workers: list[WorkerProcess] = field(default_factory=list)
+    threads: list[ThreadWorker] = field(default_factory=list)
+
+    def end(self) -> None:
+        for thread in self.threads:
+            thread.stop()
+        for worker in self.workers:
+            end_process(worker.process)
+
+    def thread_worker(
+        self, name: str, *, hub: str | None = None, spoil: Callable[[Worker], None] | None = None,
+        experts_max: int = 16, **changes: Any,
+    ) -> ThreadWorker:  # fmt: skip
+        options = WorkerOptions(
+            hub=hub or self.hub_url, store=self.root / name, experts_max=experts_max, quiet_s=0.1,
+            **changes,
+        )  # fmt: skip
+        worker = ThreadWorker(options, spoil)
+        self.threads.append(worker)
+        return worker
 
     def start_worker(
         self, name: str, *options: str, hub: str | None = None, prefix: tuple[str, ...] = ()
@@ -172,7 +296,7 @@ class Swarm:
             hidden=TINY.hidden,
             slots_url=self.slots_url,
             dtype=dtype,
-            policy=self.policy,
+            policy=replace(POLICY, **changes.pop("policy", {})),
             seed=1,
             **changes,
         )
@@ -185,46 +309,21 @@ class Swarm:
 
 
 @contextmanager
-def live_swarm(root: Path, *hub_options: str, host: str = "127.0.0.1") -> Iterator[Swarm]:
-    """Base 1, boost 0, all times divided by ten; ends every process that it started."""
+def live_swarm(root: Path, *, host: str = LOCAL, has_processes: bool = False) -> Iterator[Swarm]:
+    """Base 1, boost 0, all times divided by ten. Everything that was started is ended."""
     model_file = write_tiny_model(root / "tiny.gguf", TINY)
-    status = root / "hub.json"
-    with slots_server(host=host) as (slots_url, busy):
-        hub = run_command(
-            "hub",
-            "--host",
-            host,
-            "--port",
-            "0",
-            "--state",
-            str(root / "hub"),
-            "--model",
-            f"tiny={model_file}",
-            "--status-file",
-            str(status),
-            "--faster",
-            str(FASTER),
-            "--base",
-            "1",
-            "--boost",
-            "0",
-            *hub_options,
-            log=root / "hub.txt",
-        )
-        swarm = None
+    with ExitStack() as stack:
+        slots_url, busy = stack.enter_context(slots_server(host=host))
+        hub = None
+        if has_processes:
+            url = stack.enter_context(hub_process(root, model_file, host))
+        else:
+            hub = stack.enter_context(ThreadHub(root, model_file))
+            url = hub.url
+        swarm = Swarm(root, model_file, url, slots_url, busy, hub)
+        stack.callback(swarm.end)
         try:
-            found = wait_for(
-                "the hub is ready", lambda: hub.poll() is not None or read_status(status)
-            )
-            assert hub.poll() is None, (root / "hub.txt").read_text()
-            policy = SwarmPolicy(base=1, boost=0).faster(FASTER)
-            swarm = Swarm(root, model_file, found["url"], slots_url, busy, policy)
             yield swarm
         except BaseException:
-            if swarm is not None:
-                print(swarm.logs())
+            print(swarm.logs())
             raise
-        finally:
-            for worker in swarm.workers if swarm is not None else ():
-                end_process(worker.process)
-            end_process(hub)
