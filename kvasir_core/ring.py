@@ -90,7 +90,6 @@ class Ring:
         self._requests: dict[RequestId, Request] = {}  # Live ones.
         self._open: dict[MicroBatchId, tuple[MicroBatch, list[Request]]] = {}
         self._lost: list[int] = []
-        self._is_kv_short = False  # A ready decode lacks its block and its victim is in flight.
         self._may_wait = plan.packer == "cohort" and plan.cohort_wait_ns > 0
         self._wait_until: Nanos | None = None  # A lone cohort fills until then.
         self._tally = Tally()
@@ -123,8 +122,6 @@ class Ring:
         self._tally.in_system_ns += in_system * passed
         self.now = now
         queues = self._queues
-        if self._is_kv_short:
-            self._relieve_kv(orders)
         if queues.decodes or queues.prompts or queues.waiting:
             self._launch(orders)
         else:
@@ -304,14 +301,13 @@ class Ring:
         return Preempt(request.id, rows_lost)
 
     def _relieve_kv(self, orders: Orders) -> bool:
-        """A decode lacks a block and none is on its way: the youngest gives up its own, if it can.
+        """The longest-ready decode lacks a block: the youngest gives its own, unless one is coming.
 
         Progress is certain: the oldest running request is never the victim while another runs, and
         alone it fits (checked when it arrived). A victim in flight is taken when its lap ends.
         """
         queues = self._queues
-        self._is_kv_short = bool(queues.decodes) and not queues.growable(1)
-        if not self._is_kv_short or queues.releasing:
+        if queues.releasing:
             return False
         victim = max(filter(is_running, self._requests.values()), key=by_order)
         if victim.in_flight:
