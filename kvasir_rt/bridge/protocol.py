@@ -55,6 +55,11 @@ class BridgeProtocol(H11Protocol):
         self._is_lingering = False
         self._stall: asyncio.TimerHandle | None = None
 
+    @property
+    def bytes_unread(self) -> int:
+        """Bytes that h11 keeps because they make no event yet."""
+        return len(self.conn.trailing_data[0])
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self._limits.connections_max:

@@ -14,7 +14,7 @@ import uvicorn
 from kvasir_core.errors import KvasirError
 from kvasir_rt.bridge.app import Bridge
 from kvasir_rt.bridge.errors import ApiError
-from kvasir_rt.bridge.protocol import protocol_for
+from kvasir_rt.bridge.protocol import BridgeProtocol, protocol_for
 
 BACKLOG = 2048
 BIND_TRIES_MAX = 8  # Of an automatic port that another process took between bind and listen.
@@ -121,6 +121,12 @@ class BridgeServer:
     def connections(self) -> int:
         """Open connections."""
         return len(self._server.server_state.connections)
+
+    @property
+    def bytes_unread(self) -> int:
+        """Bytes received and not yet understood, of all connections."""
+        connections = self._server.server_state.connections
+        return sum(each.bytes_unread for each in connections if isinstance(each, BridgeProtocol))
 
     async def serve(self) -> None:
         """Until `stop`; then open connections have been closed."""

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from kvasir_core.microbatch import FinishReason
 from kvasir_rt.bridge.limits import Limits
 from kvasir_rt.submission import Submission
 from tests.rt.bridge_thread import MODEL, Running, running_bridge, wait_for
@@ -163,6 +164,7 @@ def test_a3_text_is_sent_before_the_next_token_and_the_ring_is_left_at_the_match
             assert seen == "alpha "
             engine.let_laps(2)
             wait_for(lambda: bool(engine.cancelled), "the end on the stop string")
+            assert engine.cancelled == [(engine.submitted[0].request_id, FinishReason.STOP)]
             assert engine.laps == 4
             engine.run()
             rest = [line for line in lines if line]

@@ -144,6 +144,14 @@ def test_a_client_that_pipelines_garbage_and_leaves_is_cancelled(
     wait_for(lambda: bool(engine.cancelled), "the cancel")
 
 
+def test_pipelined_bytes_are_not_kept(held: tuple[Running, ScriptedEngine]) -> None:
+    running, _ = held
+    stream = start_stream(running)
+    stream.sendall(b"x" * 20_000_000)  # More than the kernel buffers, so the server has read most.
+    assert running.server.bytes_unread < 1_000_000
+    stream.close()
+
+
 def test_a_deadline_ends_the_request_and_names_itself(
     held: tuple[Running, ScriptedEngine],
 ) -> None:
