@@ -97,8 +97,8 @@ def check(ring: Ring, *story: Step) -> None:
         assert tell(ring, event) == expected, f"step {number}: {event}"
 
 
-def arrived(request: int, prompt: int = 1, output: int = 2) -> RingEvent:
-    return RequestArrived(RequestId(request), prompt, output)
+def arrived(request: int, prompt: int = 1, output: int = 2, cached: int = 0) -> RingEvent:
+    return RequestArrived(RequestId(request), prompt, output, cached)
 
 
 def arrivals(requests: Sequence[int], prompt: int = 1, output: int = 2) -> list[RingEvent]:

@@ -6,6 +6,7 @@ from kvasir_core import BindingLimit, FinishReason, PlanError, Refuse, RequestId
 from tests.core.stories import (
     arrivals,
     arrived,
+    begin_epoch,
     check,
     chunk,
     dec,
@@ -15,7 +16,10 @@ from tests.core.stories import (
     last,
     launch,
     launches,
+    lost,
     plan_of,
+    preempt,
+    ready,
     release,
     released,
     ring_of,
@@ -236,6 +240,36 @@ def test_without_chunks_a_prompt_waits_until_it_fits_whole() -> None:
                 finish(1),
                 release(1),
                 launch(2, dec(0, 2), last(2, 0, 6), why=BindingLimit.ROW_WIDTH),
+            ],
+        ),
+    )
+
+
+def test_rows_that_a_prefix_cache_holds_are_not_computed_but_take_their_blocks() -> None:
+    ring = ring_of(plan_of(row_width=3))
+    check(
+        ring,
+        (arrived(7, 9, 3, cached=4), [launch(0, chunk(7, 4, 7), why=BindingLimit.ROW_WIDTH)]),
+        (lap(0), [launch(1, last(7, 7, 9))]),
+        (lap(1), [deliver(1, 7), launch(2, dec(7, 9))]),
+    )
+    assert ring.statistics().kv_blocks_in_use == 3
+
+
+def test_a_lost_stage_takes_the_prefix_cache_with_it_for_everybody() -> None:
+    """0 runs, 1 waits; both came with a cached prefix, both are computed from position 0."""
+    check(
+        ring_of(plan_of(row_width=8, running_max=1), arrived(0, 5, 2, cached=4)),
+        (arrived(1, 6, 1, cached=5), []),
+        (lost(1), [begin_epoch(1, 1), preempt(0, 5)]),
+        (ready(1), [launch(1, last(0, 0, 5), why=BindingLimit.RUNNING_CAP, epoch=1)]),
+        (
+            lap(1, 0, epoch=1),
+            [
+                deliver(1, 0),
+                finish(0, FinishReason.STOP),
+                release(0, epoch=1),
+                launch(2, last(1, 0, 6), epoch=1),
             ],
         ),
     )
