@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -193,6 +194,34 @@ def test_a_token_that_others_can_read_is_refused(
     token.chmod(0o600)
     token.write_text("short")
     assert "at least 16" in refusal(capsys, *given)
+
+
+def test_hostile_bodies_leave_its_memory_flat(tmp_path: Path) -> None:
+    bodies = (
+        b'{"public_key": ' + b"[" * 900_000,
+        b'{"public_key": "' + b"a" * 900_000 + b'"}',
+        b'{"public_key": [' + b"1," * 400_000 + b"1]}",
+        b"{" + b",".join(b'"%d":1' % n for n in range(80_000)) + b"}",
+    )
+    with hub_process(tmp_path) as hub, httpx.Client(base_url=hub.status["url"]) as client:
+        memory = psutil.Process(hub.process.pid)
+
+        def send(times: int) -> None:
+            for body in bodies * times:
+                answer = client.post(
+                    "/api/node-challenge",
+                    content=body,
+                    headers={"Content-Type": "application/json"},
+                )
+                assert answer.status_code == 400
+                assert len(answer.content) < 1000
+
+        send(3)  # Until the allocator has what it keeps.
+        before = memory.memory_info().rss
+        send(12)
+        assert memory.memory_info().rss - before < 8 << 20
+        assert httpx.get(hub.status["url"] + "/health").status_code == 200
+        assert hub.end() == 0
 
 
 def test_a_stopped_hub_marks_nobody_lost_before_one_full_limit(tmp_path: Path) -> None:
