@@ -119,6 +119,11 @@ class Plan:
         """Bytes of the largest tail result: at most one output row per span."""
         return min(self.micro_batch_width, self.row_width) * RESULT_ROW_BYTES
 
+    @property
+    def wants_stage_times(self) -> bool:
+        """Whether the ring decides by measured stage times, so that shells should report them."""
+        return self.window_auto or (self.packer == "cohort" and self.cohort_wait_ns > 0)
+
     def why_never(self, positions: int) -> str:
         """Why a request of so many positions (prompt + output) can never run; empty if it can."""
         if positions > self.context:

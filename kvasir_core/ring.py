@@ -54,6 +54,8 @@ from kvasir_core.window import window_for
 
 Orders = list[RingDecision]
 
+WAIT_HOLDS = 4  # A cohort waits for a quarter of the longest hold at most: fast rings wait less.
+
 # On the hot path: before Python 3.12 an enum's member is ten times as slow to reach as a name.
 NO_DEMAND, DEPENDENCY, CAPACITY = Cause.NO_DEMAND, Cause.DEPENDENCY, Cause.CAPACITY
 
@@ -91,6 +93,7 @@ class Ring:
         self._open: dict[MicroBatchId, tuple[MicroBatch, list[Request]]] = {}
         self._lost: list[int] = []
         self._may_wait = plan.packer == "cohort" and plan.cohort_wait_ns > 0
+        self._wait_ns = plan.cohort_wait_ns
         self._wait_until: Nanos | None = None  # A lone cohort fills until then.
         self._tally = Tally()
         self._handlers: dict[type, Callable[[Any], Orders]] = {
@@ -262,6 +265,7 @@ class Ring:
         self._require(min(*event.holds, *event.links, event.turnaround, event.jitter) >= 0, event)
         if self.plan.window_auto and self.plan.packer != "drained":
             self._queues.window = min(window_for(event), self.plan.window_max)
+        self._wait_ns = min(self.plan.cohort_wait_ns, max(event.holds) // WAIT_HOLDS)
         return []
 
     def _stage_lost(self, event: StageLost) -> Orders:
@@ -341,7 +345,7 @@ class Ring:
         if not is_lone(self._queues, composition):
             return False
         if self._wait_until is None:
-            self._wait_until = Nanos(self.now + self.plan.cohort_wait_ns)
+            self._wait_until = Nanos(self.now + self._wait_ns)
         return self.now < self._wait_until
 
     def _note_cause(self) -> None:

@@ -255,7 +255,7 @@ class Driver:
         self._quiet_since = None
         self._pending = (flight, self._stamps_here(result.stamps, flight.micro_batch.row_count))
         self._tell(LapEnded(flight.micro_batch.id, result.epoch, stopped))
-        if self.ring.plan.window_auto:
+        if self.ring.plan.wants_stage_times:
             measured = self.meter.measured()
             if measured is not None:
                 self._tell(measured)

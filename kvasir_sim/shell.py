@@ -76,7 +76,9 @@ class Shell:
         self._delivered: tuple[RequestId, ...] = ()
         self._events = 0
         self._alarm_at: int | None = None
-        self._sampler = StageTimeSampler(plan, costs.turnaround_ns) if plan.window_auto else None
+        self._sampler: StageTimeSampler | None = None
+        if plan.wants_stage_times:
+            self._sampler = StageTimeSampler(plan, costs.turnaround_ns)
 
     def tell(self, event: RingEvent, at: Nanos | None = None) -> None:
         """Report a fact to the core, now or `at`, and carry out what it orders."""

@@ -239,7 +239,7 @@ def test_whole_prompts_are_not_capped() -> None:
 WAIT = 2_000_000
 
 
-def lone_decode() -> Ring:
+def lone_decode(holds: tuple[int, ...] = ()) -> Ring:
     """Four live decodes in a window of two: three fly together, the fourth is ready, alone."""
     ring = Ring(plan_of(window=2, row_width=8, micro_batch_width=8, cohort_wait_ns=WAIT))
     check(
@@ -261,8 +261,17 @@ def lone_decode() -> Ring:
         (lap(3), [deliver(3, 1), launch(5, dec(4, 1), dec(1, 2))]),
     )
     assert ring.next_wakeup() is None
+    if holds:
+        tell(ring, measured(holds, [0] * len(holds)))
     check(ring, (lap(5, 4), [deliver(5, 4, 1), finish(4, FinishReason.STOP), release(4)]))
     return ring
+
+
+def test_a_fast_ring_waits_a_quarter_of_its_longest_hold() -> None:
+    ring = lone_decode(holds=(20_000, 40_000))
+    assert ring.next_wakeup() == ring.now + 10_000
+    ring = lone_decode(holds=(20_000_000, 40_000_000))
+    assert ring.next_wakeup() == ring.now + WAIT
 
 
 def test_a_lone_cohort_waits_two_milliseconds_and_no_longer() -> None:
