@@ -133,13 +133,14 @@ class WorkerProcess:
 
 
 @contextmanager
-def hub_process(root: Path, model_file: Path, host: str) -> Iterator[str]:
+def hub_process(root: Path, model_file: Path, host: str, slots_url: str) -> Iterator[str]:
     """A hub of its own process; yields its URL."""
     status = root / "hub.json"
+    elsewhere = () if host == LOCAL else ("--open", "--allow-coordinator", slots_url)
     hub = run_command(
         "hub", "--host", host, "--port", "0", "--state", str(root / "hub"),
         "--model", f"tiny={model_file}", "--status-file", str(status),
-        "--faster", str(FASTER), "--base", "1", "--boost", "0", *(() if host == LOCAL else ("--open",)),
+        "--faster", str(FASTER), "--base", "1", "--boost", "0", *elsewhere,
         log=root / "hub.txt",
     )  # fmt: skip
     try:
@@ -316,7 +317,7 @@ def live_swarm(root: Path, *, host: str = LOCAL, has_processes: bool = False) ->
         slots_url, busy = stack.enter_context(slots_server(host=host))
         hub = None
         if has_processes:
-            url = stack.enter_context(hub_process(root, model_file, host))
+            url = stack.enter_context(hub_process(root, model_file, host, slots_url))
         else:
             hub = stack.enter_context(ThreadHub(root, model_file))
             url = hub.url
