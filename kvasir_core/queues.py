@@ -128,13 +128,15 @@ class Queues:
         starts: list[int],
         members: list[Request],
     ) -> tuple[int, ...]:
-        """Take prompt chunks, admitting those that waited; return indexes that end a prompt."""
+        """Take prompt chunks, admitting those that waited; return indexes that end a prompt.
+
+        Only the last chunk may be cut: a cut prompt stands alone in `prompts`, or is kept out of it
+        while it flies.
+        """
         completing: list[int] = []
-        rest = self.prompts[sum(1 for request, _ in chunks if request.is_running) :]
-        front: list[Request] = []
+        del self.prompts[: sum(1 for request, _ in chunks if request.is_running)]
         for request, rows in chunks:
-            is_new = not request.is_running
-            if is_new:
+            if not request.is_running:
                 self._admit(request)
             starts.append(request.scheduled)
             request.scheduled += rows
@@ -142,9 +144,8 @@ class Queues:
             if request.scheduled == request.target:
                 completing.append(len(members))
             elif not self.flies_one_chunk:
-                (rest if is_new else front).append(request)
+                self.prompts.append(request)
             members.append(request)
-        self.prompts = front + rest
         return tuple(completing)
 
     def _admit(self, request: Request) -> None:

@@ -23,6 +23,7 @@ from tests.core.naive_state import NaiveRequest, NaiveState
 class NaiveRing(NaiveState):
     decode_passed: int = 0  # Launches in a row that left every ready decode behind,
     prompt_passed: int = 0  # or every prompt that could have come along.
+    wakeup: int | None = None
     stalls: dict[BindingLimit, int] = field(
         default_factory=lambda: {BindingLimit.WINDOW: 0, BindingLimit.DEPENDENCY: 0}
     )
@@ -163,11 +164,14 @@ class NaiveRing(NaiveState):
         has_ready = self.has_ready
         if wakeup is not None:
             assert self.plan.packer == "cohort"
-            assert self.now < wakeup <= self.now + self.plan.cohort_wait_ns
+            assert self.now < wakeup
+            if wakeup != self.wakeup:
+                assert wakeup <= self.now + self.wait_ns
             assert self.decodes
             assert self.open
             assert len(self.open) < self.window
-        elif len(self.open) < self.window and not self.lost:
+        self.wakeup = wakeup
+        if wakeup is None and len(self.open) < self.window and not self.lost:
             is_short = self.is_short()
             assert not self.decodes or is_short, "a ready decode was left behind"
             assert not self.prompts or is_short, "a prompt was left behind"

@@ -61,6 +61,7 @@ class NaiveState:
     epoch: Epoch = Epoch(0)
     micro_batches: int = 0
     window: int = field(init=False)
+    wait_ns: int = field(init=False)  # How long a lone cohort may wait.
     requests: dict[RequestId, NaiveRequest] = field(default_factory=dict)  # The last of each id.
     past: list[NaiveRequest] = field(default_factory=list)  # Every one that was not refused.
     waiting: list[NaiveRequest] = field(default_factory=list)
@@ -79,6 +80,7 @@ class NaiveState:
 
     def __post_init__(self) -> None:
         self.window = 1 if self.plan.packer == "drained" else self.plan.window
+        self.wait_ns = self.plan.cohort_wait_ns
 
     # ------------------------------------------------------------------ what can be counted
 
@@ -147,8 +149,10 @@ class NaiveState:
                 return self._lose(stage)
             case StageReady(stage):
                 self.lost.remove(stage)
-            case StageTimesMeasured() if self.plan.window_auto and self.plan.packer != "drained":
-                self.window = min(window_for(event), self.plan.window_max)
+            case StageTimesMeasured(holds):
+                self.wait_ns = min(self.plan.cohort_wait_ns, max(holds) // 4)
+                if self.plan.window_auto and self.plan.packer != "drained":
+                    self.window = min(window_for(event), self.plan.window_max)
             case _:
                 pass
         return []

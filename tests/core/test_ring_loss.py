@@ -84,6 +84,20 @@ def test_everybody_is_replayed_in_order_of_arrival_before_those_who_waited() -> 
     )
 
 
+def test_a_ready_decode_that_waits_for_its_turn_is_replayed_once() -> None:
+    """Micro-batches of one: 0 is ready, 1 flies when the stage is lost."""
+    width = BindingLimit.MICRO_BATCH_WIDTH
+    check(
+        ring_of(plan_of(micro_batch_width=1), arrived(0, output=9)),
+        (arrived(1, output=9), []),
+        (lap(0), [deliver(0, 0), launch(1, last(1, 0, 1), why=width)]),
+        (lost(0), [begin_epoch(1, 0), preempt(0, 1), preempt(1, 1)]),
+        (ready(0), [launch(2, last(0, 0, 2), why=width, epoch=1)]),
+        (lap(2, epoch=1), [deliver(2, 0), launch(3, last(1, 0, 1), why=width, epoch=1)]),
+        (lap(3, epoch=1), [deliver(3, 1), launch(4, dec(0, 2), why=width, epoch=1)]),
+    )
+
+
 def test_a_second_loss_during_recovery_starts_over_and_names_both() -> None:
     check(
         ring_of(plan_of(stages=3), arrived(0, prompt=2, output=9)),
