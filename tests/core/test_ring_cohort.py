@@ -43,14 +43,21 @@ def decodes_open(ring: Ring) -> list[int]:
 
 
 def test_five_decodes_in_a_window_of_four_do_not_settle_at_two_two_one() -> None:
-    """From the worst start: two cohorts of two and one of one; one more decode may not join."""
-    ring = Ring(plan_of(window=4, row_width=8, micro_batch_width=8))
-    gather(ring, 5, output=60)
+    """A window of three left cohorts of 2, 2 and 1; a fourth place opens beside them."""
+    plan = plan_of(
+        window=3, window_max=4, window_auto=True, row_width=8, micro_batch_width=8, context=256
+    )
+    ring = Ring(plan)
+    gather(ring, 5, output=200)
+    while decodes_open(ring) != [1, 2, 2]:
+        tell(ring, lap(ring.open[0].id))
+    tell(ring, measured([1, 1], [1, 1]))
+    assert ring.statistics().window == 4
     sizes = []
     for _ in range(40):
         tell(ring, lap(ring.open[0].id))
         sizes.append(decodes_open(ring))
-    assert sizes[4:] == [[1, 1, 1, 2]] * 36
+    assert sizes[3:] == [[1, 1, 1, 2]] * 37
 
 
 def test_a_lump_of_decodes_is_spread_over_the_free_window_places() -> None:
@@ -67,23 +74,23 @@ def test_a_lump_of_decodes_is_spread_over_the_free_window_places() -> None:
     assert [batch.decodes for batch in launches(orders)] == [2, 2, 2, 2]
 
 
-@given(st.integers(1, 24), st.integers(1, 6), st.integers(0, 5))
+@given(st.integers(1, 24), st.integers(1, 6), st.integers(1, 6), st.integers(0, 9))
 def test_equal_decodes_keep_even_cohorts_within_one_lap_per_window_place(
-    requests: int, window: int, lead: int
+    requests: int, before: int, window: int, laps: int
 ) -> None:
-    """Law R10, from any start: some have led by several tokens when the last is prefilled."""
-    ring = Ring(plan_of(window=window, row_width=32, micro_batch_width=32, context=4096))
-    leaders = min(lead, requests - 1)
-    for request in range(leaders):
-        tell(ring, arrived(request, 1, 2000))
-    for _ in range(lead):
-        if ring.open:
-            tell(ring, lap(ring.open[0].id))
-    for request in range(leaders, requests):
-        tell(ring, arrived(request, 1, 2000))
-    while ring.statistics().live_decodes < requests:
+    """Law R10, from the cohorts that another window left behind, wherever they are."""
+    plan = plan_of(
+        window=before, window_max=6, window_auto=True, row_width=32, micro_batch_width=32,
+        context=4096,
+    )  # fmt: skip
+    ring = Ring(plan)
+    gather(ring, requests, output=2000)
+    for _ in range(laps):
         tell(ring, lap(ring.open[0].id))
-    for _ in range(window):
+    link = window - 1  # Holds of 1 and 0 and a return of so much: one lap is `window` holds.
+    tell(ring, measured([100, 0], [0, 100 * link]))
+    assert ring.statistics().window == window
+    for _ in range(max(before, window)):
         tell(ring, lap(ring.open[0].id))
     for _ in range(3 * window):
         assert len(ring.open) == min(requests, window)
