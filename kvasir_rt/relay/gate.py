@@ -11,18 +11,16 @@ import hmac
 import logging
 from typing import Protocol
 
-import httpx
-import msgspec
-
 from kvasir_core.swarm.words import Session, WorkerId
 from kvasir_rt.bridge.errors import ApiError
 from kvasir_rt.hub.auth import Principal, Scope
 from kvasir_rt.logs import log_event
+from kvasir_rt.swarm import protocol as wire
+from kvasir_rt.swarm.hub_http import HubAway, HubError, HubHttp, HubRefused
 
 logger = logging.getLogger("kvasir.relay")
 
 ASK_S_MAX = 5.0
-ANSWER_BYTES_MAX = 4096
 
 
 class Gate(Protocol):
@@ -68,11 +66,6 @@ class EmbeddedGate:
         self._hub.closed(worker, session)
 
 
-class _Admitted(msgspec.Struct):
-    worker: str
-    session: int
-
-
 class RemoteGate:
     """The hub is elsewhere.
 
@@ -82,53 +75,40 @@ class RemoteGate:
     """
 
     def __init__(self, hub: str, service_token: str) -> None:
+        self._token = service_token
         self._digest = _digest(service_token)
-        self._client = httpx.AsyncClient(
-            base_url=hub,
-            trust_env=False,
-            follow_redirects=False,
-            timeout=ASK_S_MAX,
-            headers={"Authorization": f"Bearer {service_token}", "Accept-Encoding": "identity"},
-        )
+        self._http = HubHttp(hub, ASK_S_MAX)
+
+    async def close(self) -> None:
+        await self._http.close()
 
     async def admit_coordinator(self, token: str) -> None:
         if not hmac.compare_digest(_digest(token), self._digest):
             raise _not_service()
 
     async def open_worker(self, token: str, session: Session) -> WorkerId:
-        answer = await self._ask("/api/relay-sessions", {"token": token, "session": session})
+        body = wire.RelayOpen(token=token, session=session)
         try:
-            admitted = msgspec.json.decode(answer, type=_Admitted)
-        except msgspec.MsgspecError as error:
-            raise ApiError(503, f"The hub's answer is none: {error}.", code="hub_answer") from None
+            admitted = await self._http.ask(
+                wire.RelayAdmitted, "POST", "/api/relay-sessions", token=self._token, body=body
+            )
+        except HubRefused as refused:
+            status = refused.status if refused.status < 500 else 503
+            raise ApiError(status, str(refused), code=refused.code or "refused_by_hub") from None
+        except HubAway as away:
+            raise ApiError(503, f"The hub cannot be asked: {away}.", code="hub_away") from None
         if admitted.session != session:
             raise ApiError(503, "The hub answered for another session.", code="hub_answer")
         return WorkerId(admitted.worker)
 
     async def close_worker(self, worker: WorkerId, session: Session) -> None:
+        body = wire.RelayClose(worker=worker, session=session)
         try:
-            await self._ask("/api/relay-sessions/closed", {"worker": worker, "session": session})
-        except ApiError as error:  # Its heartbeats will tell the hub in the end.
-            log_event(logger, "the hub was not told", level=logging.WARNING, why=error.message)
-
-    async def close(self) -> None:
-        await self._client.aclose()
-
-    async def _ask(self, path: str, body: dict[str, object]) -> bytes:
-        try:
-            async with self._client.stream("POST", path, json=body) as answer:
-                data = bytearray()
-                async for piece in answer.aiter_raw():
-                    data += piece
-                    if len(data) > ANSWER_BYTES_MAX:
-                        raise ApiError(503, "The hub's answer is too long.", code="hub_answer")
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            why = str(error) or type(error).__name__
-            raise ApiError(503, f"The hub cannot be asked: {why}.", code="hub_away") from None
-        if answer.status_code != httpx.codes.OK:
-            status = answer.status_code if answer.status_code < 500 else 503
-            raise ApiError(status, _message_of(bytes(data)), code="refused_by_hub")
-        return bytes(data)
+            await self._http.ask(
+                wire.Done, "POST", "/api/relay-sessions/closed", token=self._token, body=body
+            )
+        except HubError as error:
+            log_event(logger, "the hub was not told", level=logging.WARNING, why=str(error))
 
 
 def _not_service() -> ApiError:
@@ -137,21 +117,6 @@ def _not_service() -> ApiError:
         "A coordinator's end needs the hub's service token; a worker sends its session too.",
         code="unauthenticated",
     )
-
-
-class _Detail(msgspec.Struct):
-    message: str
-
-
-class _Refusal(msgspec.Struct):
-    error: _Detail
-
-
-def _message_of(body: bytes) -> str:
-    try:
-        return msgspec.json.decode(body, type=_Refusal).error.message
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return "The hub refused without a reason."
 
 
 def _digest(token: str) -> bytes:

@@ -154,7 +154,7 @@ def hub_process(root: Path, model_file: Path, host: str, slots_url: str) -> Iter
 class ThreadHub:
     """A hub in a thread of the test: quick to start, open to look into."""
 
-    def __init__(self, root: Path, model_file: Path) -> None:
+    def __init__(self, root: Path, model_file: Path, port: int = 0) -> None:
         self._options = HubOptions(
             port=0,
             state=root / "hub",
@@ -163,7 +163,7 @@ class ThreadHub:
             service_token=SERVICE_TOKEN,
             seed=1,
         )
-        self._listener = listen(LOCAL, 0)
+        self._listener = listen(LOCAL, port)
         host, port = self._listener.getsockname()[:2]
         self.url = f"http://{host}:{port}"
         self.run = HubRun(self._options, self._listener)
@@ -182,7 +182,8 @@ class ThreadHub:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
+        with suppress(RuntimeError):  # It has ended before.
+            self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
         self._listener.close()
 

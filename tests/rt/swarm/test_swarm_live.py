@@ -21,7 +21,7 @@ from kvasir_rt.hub.cutting import CutSlice
 from kvasir_rt.worker import worker as workers
 from kvasir_rt.worker.worker import Worker
 from tests.rt.swarm.proxies import CuttingProxy
-from tests.rt.swarm.swarms import POLICY, Swarm, live_swarm, wait_for
+from tests.rt.swarm.swarms import POLICY, Swarm, ThreadHub, live_swarm, wait_for
 from tests.rt.swarm.traffic import Traffic
 
 EXACT = 1e-5
@@ -200,6 +200,24 @@ def test_when_relay_and_hub_are_gone_calls_go_on_here(tmp_path: Path) -> None:
         assert max(traffic.seconds[started:]) < 1.0
         proxy.accept()
         traffic.run_until_accepted(50)
+
+
+def test_a_hub_that_was_restarted_finds_its_workers_and_callers_again(tmp_path: Path) -> None:
+    with live_swarm(tmp_path) as swarm, calling(swarm) as caller:
+        worker = swarm.thread_worker("a")
+        traffic = Traffic(caller)
+        traffic.run_until_accepted()
+        assert swarm.hub is not None
+        swarm.hub.__exit__()
+        traffic.run(10)
+        port = int(swarm.hub_url.rpartition(":")[2])
+        with ThreadHub(tmp_path, swarm.model_file, port):
+            traffic.run_until_accepted()
+            assert worker.worker is not None
+            assert worker.worker.desk.counts.computed > 0
+            assert traffic.worst <= EXACT
+            worker.stop()
+            swarm.threads.clear()
 
 
 def test_when_the_callers_own_thread_has_ended_results_are_still_right(tmp_path: Path) -> None:

@@ -6,11 +6,21 @@ from pathlib import Path
 import psutil
 import torch
 
+from kvasir_core.swarm.words import ModelName
 from kvasir_rt.experts.caller import ExpertCaller
-from tests.rt.swarm.swarms import Swarm, WorkerProcess, live_swarm, read_status, wait_for
+from tests.rt.swarm.swarms import (
+    Swarm,
+    WorkerProcess,
+    end_process,
+    live_swarm,
+    read_status,
+    run_command,
+    wait_for,
+)
 from tests.rt.swarm.traffic import Traffic
 
 EXACT = 1e-5
+TINY_NAME = ModelName("tiny")
 DEADLINE_S = 2.0
 SLOW_MACHINE_S = 1.5
 
@@ -94,3 +104,35 @@ def _nobody_listens(*workers: WorkerProcess) -> None:
         connections = psutil.Process(worker.process.pid).net_connections()
         assert connections
         assert all(found.status != psutil.CONN_LISTEN for found in connections)
+
+
+def test_a_relay_that_runs_alone_carries_the_calls(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    log = tmp_path / "relay.txt"
+    with live_swarm(tmp_path) as swarm:
+        process = run_command("relay", "--hub", swarm.hub_url, "--port", "0", log=log)
+        try:
+            url = wait_for("the relay is ready", lambda: _address_in(log))
+            assert swarm.hub is not None
+            hub = swarm.hub.service.control.hub
+            caller = swarm.caller(relay=url)
+            caller.start()
+            try:
+                worker = swarm.thread_worker("a", relay=url)
+                traffic = Traffic(caller)
+                traffic.run_until_accepted()
+                worker.stop()
+                swarm.threads.clear()
+                traffic.run_until("the hub knows", lambda: not hub.dispatch_map(TINY_NAME))
+                assert traffic.worst <= EXACT
+            finally:
+                caller.close()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            end_process(process)
+
+
+def _address_in(log: Path) -> str | None:
+    text = log.read_text() if log.exists() else ""
+    return text.split()[0] if text.startswith("ws://") and text.endswith("\n") else None
