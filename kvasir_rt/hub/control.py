@@ -6,6 +6,7 @@ must survive is handed to a writing thread every few seconds, if anything has ha
 """
 
 import asyncio
+import contextvars
 import logging
 import time
 from collections import Counter
@@ -221,7 +222,9 @@ class Control:
         if self._is_closed:
             return
         delay_s = max(0, self.hub.next_wakeup() - now) / NANOS_PER_SECOND
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self.tell, TimePassed())
+        self._timer = asyncio.get_running_loop().call_later(
+            delay_s, self.tell, TimePassed(), context=contextvars.Context()
+        )  # A context of its own: what it does is not the doing of the request that set it.
 
     async def _keep_writing(self) -> None:
         assert self._store is not None

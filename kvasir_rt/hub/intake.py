@@ -66,28 +66,41 @@ class Intake:
                 code="unsupported_media_type",
             )
         body = bytes(await self._bodies.read(scope, receive))
-        raw = read_json(body)
-        limit = self._limits.json_depth_max
-        if body.count(b"[") + body.count(b"{") > limit and _is_deeper(raw, limit):
+        containers = body.count(b"[") + body.count(b"{")
+        if containers > self._limits.json_containers_max:
             raise bad_request(
-                f"The JSON is nested more than {limit} levels deep.", code="invalid_json"
+                f"The JSON has {containers} opening brackets; at most "
+                f"{self._limits.json_containers_max}.",
+                code="invalid_json",
             )
+        raw = read_json(body)
+        self._check_shape(raw)
         # Written anew, so that the router reads exactly what was checked here.
         return msgspec.json.encode(raw)
 
-
-def _is_deeper(value: Any, limit: int) -> bool:
-    level = [value]
-    for _ in range(limit):
-        level = [
-            each
-            for parent in level
-            for each in (parent.values() if isinstance(parent, dict) else parent)
-            if isinstance(each, dict | list)
-        ]
-        if not level:
-            return False
-    return True
+    def _check_shape(self, raw: Any) -> None:
+        """Depth, and keys per object: each unknown one would become an error of its own."""
+        level = [raw]
+        for _ in range(self._limits.json_depth_max):
+            inner: list[Any] = []
+            for each in level:
+                values = each
+                if isinstance(each, dict):
+                    values = each.values()
+                    if len(each) > self._limits.json_keys_max:
+                        raise bad_request(
+                            f"An object has {len(each)} keys; at most "
+                            f"{self._limits.json_keys_max}.",
+                            code="invalid_json",
+                        )
+                inner += [value for value in values if isinstance(value, dict | list)]
+            if not inner:
+                return
+            level = inner
+        raise bad_request(
+            f"The JSON is nested more than {self._limits.json_depth_max} levels deep.",
+            code="invalid_json",
+        )
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -20,6 +20,8 @@ class HubLimits:
 
     http: Limits = field(default_factory=_http)
     json_depth_max: int = 16  # Our deepest body has 5.
+    json_containers_max: int = 10_000  # Brackets; the longest report has 8,194.
+    json_keys_max: int = 32  # Of one object; our largest has 8.
     query_bytes_max: int = 2048
     # Who may ask how often. A worker's heartbeat comes every 15 s, a volunteer's poll every 45 s.
     node_rate_per_s: float = 5.0

@@ -4,6 +4,7 @@ A coordinator that hangs, drips or floods costs its own reading and nobody else'
 """
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -69,7 +70,9 @@ class SlotsPoller:
 
     def ask(self, poll: PollId, coordinator: CoordinatorId, target: Target) -> None:
         """Begin one poll; never waits."""
-        task = asyncio.get_running_loop().create_task(self._poll(poll, coordinator, target))
+        task = asyncio.get_running_loop().create_task(
+            self._poll(poll, coordinator, target), context=contextvars.Context()
+        )  # A context of its own: its log lines are not those of a request.
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -33,6 +33,7 @@ class Record:
 
     def __init__(self, recent_max: int) -> None:
         self.recent: deque[Entry] = deque(maxlen=recent_max)
+        self._claim_newest = 0
         self._unwritten: deque[Entry] = deque(maxlen=ENTRIES_UNWRITTEN_MAX)
 
     def add(self, kind: str, *, model: str | None = None, node: str | None = None,
@@ -46,7 +47,8 @@ class Record:
         match decision:
             case SetTarget(model, target, is_recruiting):
                 self.add("target", model=model, target=target, recruiting=is_recruiting)
-            case Assign(node, claim, _, model, slice_, scarcity):
+            case Assign(node, claim, _, model, slice_, scarcity) if claim > self._claim_newest:
+                self._claim_newest = claim  # Asked for again, it is no news.
                 self.add("assigned", model=model, node=node, claim=claim, layer=slice_.layer,
                          experts=[slice_.begin, slice_.end], scarcity=scarcity)  # fmt: skip
             case LoseWorker(worker):

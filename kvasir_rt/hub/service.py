@@ -121,16 +121,25 @@ class HubService:
         claim = None if report.claim is None else ClaimId(report.claim)
         event = CoverageReported(node, ModelName(report.model), segments, claim, report.draining)
         answer = only(tell(self.control, event), Acknowledge)
-        if segments:
-            self.control.segments[node] = len(segments)
-        else:
-            self.control.segments.pop(node, None)
+        self._note_coverage(node, report.model, segments)
         return wire.CoverageReply(
             ok=True,
             relay_session=answer.session,
             release=[list(slice_) for slice_ in answer.release],
             heartbeat_s=self.control.policy.heartbeat_ns / NANOS_PER_SECOND,
         )
+
+    def _note_coverage(self, node: WorkerId, model: str, segments: tuple[Slice, ...]) -> None:
+        """Keep count, and put what changed on the record."""
+        counts = self.control.segments
+        before, now = counts[node], len(segments)
+        if before != now:
+            kind = "covers" if now else "left"
+            self.control.record.add(kind, model=model, node=node, segments=now)
+        if now:
+            counts[node] = now
+        else:
+            counts.pop(node, None)
 
     def _check_room(self, node: WorkerId, wanted: int) -> None:
         """Identities cost nothing, so what all workers' coverage takes is bounded together."""
@@ -170,10 +179,12 @@ class HubService:
             if isinstance(decision, RefuseRelay):
                 raise ApiError(409, f"Relay session {session}: {decision.why}.", code="stale")
         only(decisions, AdmitRelay)
+        self.control.record.add("connected", node=principal.node, session=session)
         return wire.RelayAdmitted(worker=principal.node, session=session)
 
     def close_relay(self, worker: str, session: int) -> wire.Done:
         tell(self.control, RelayClosed(WorkerId(worker), Session(session)))
+        self.control.record.add("disconnected", node=worker, session=session)
         return wire.Done()
 
     # ------------------------------------------------------------------ what is shown

@@ -100,7 +100,7 @@ class VolunteerRequest(Body):
 
     max_experts: Positive
     model: Name | None = None
-    holds: Annotated[list[HeldSlice], Field(max_length=HELD_MAX)] = []
+    holds: Annotated[list[HeldSlice], Field(max_length=HELD_MAX, fail_fast=True)] = []
 
 
 class Assigned(Body):
@@ -130,7 +130,7 @@ class CoverageReport(Body):
 
     worker: NodeName
     model: Name
-    segments: Annotated[list[Segment], Field(max_length=SEGMENTS_MAX)]
+    segments: Annotated[list[Segment], Field(max_length=SEGMENTS_MAX, fail_fast=True)]
     claim: Positive | None = None
     draining: bool = False
 
@@ -161,7 +161,7 @@ class CoordinatorRegistration(Body):
 
     coordinator: Name
     model: Name
-    layers: Annotated[list[Whole], Field(min_length=1, max_length=LAYERS_MAX)]
+    layers: Annotated[list[Whole], Field(min_length=1, max_length=LAYERS_MAX, fail_fast=True)]
     experts: Positive
     hidden_size: Positive
     slots_url: Annotated[str, Field(max_length=SLOTS_URL_CHARACTERS_MAX)]
@@ -190,7 +190,7 @@ class ServingReport(Body):
     """`POST /api/expert-serving`."""
 
     coordinator: Name
-    rows: Annotated[list[ServedSlice], Field(max_length=SERVED_ROWS_MAX)]
+    rows: Annotated[list[ServedSlice], Field(max_length=SERVED_ROWS_MAX, fail_fast=True)]
 
 
 class Done(Body):

@@ -87,6 +87,8 @@ def test_a_worker_goes_from_claim_to_map_to_release(tmp_path: Path) -> None:
         assert hub.get("/api/expert-dispatch-map", hub.token, model=MODEL).json()["rows"] == []
         assert worker.cover()["relay_session"] == 0
         assert hub.model()["workers"] == 0
+        story = [entry.kind for entry in hub.service.control.record.recent if entry.node]
+        assert story == ["assigned", "covers", "connected", "relay_refused", "left"]
 
 
 def test_a_closed_relay_session_needs_a_new_generation(tmp_path: Path) -> None:

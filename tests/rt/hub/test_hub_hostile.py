@@ -154,6 +154,7 @@ BAD_BODIES: dict[str, tuple[bytes, int]] = {
     "100,000 nested lists": (b'{"holds": ' + b"[" * 100_000 + b"}", 400),
     "100,000 nested objects": (b'{"a":' * 100_000, 400),
     "20 levels": (b'{"holds": ' + b"[" * 20 + b"]" * 20 + b"}", 400),
+    "80,000 keys": (b"{" + b",".join(b'"%d":1' % n for n in range(80_000)) + b"}", 400),
     "a list": (b"[1]", 400),
     "a number": (b"1", 400),
     "two values": (b"{}{}", 400),
