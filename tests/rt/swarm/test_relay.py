@@ -11,7 +11,6 @@ from tests.rt.swarm.relays import (
     OTHER,
     SERVICE,
     WORKER,
-    End,
     call_of,
     dialled,
     exchange,
@@ -232,26 +231,3 @@ def test_after_the_relay_itself_slept_nobody_is_judged_before_another_limit() ->
             del worker
 
     asyncio.run(story())
-
-
-def test_a_heartbeat_passes_a_large_frame() -> None:
-    async def story() -> None:
-        async with (
-            live_relay() as relay,
-            dialled(relay, SERVICE) as coordinator,
-            dialled(relay, "worker-token", 1) as worker,
-        ):
-            await _fill(worker, coordinator)
-            channel = relay.relay.workers[WORKER].channel
-            for request in range(8):
-                channel.post(*call_of(request, rows=60, hidden=4096))
-            channel.post_urgent(Drop(77))
-            dropped, _ = await worker.next(Drop)
-            assert dropped.request == 77
-            assert worker.frames.qsize() == 0  # Before the first of them.
-
-    asyncio.run(story())
-
-
-async def _fill(worker: End, coordinator: End) -> None:
-    assert isinstance(await exchange(coordinator, worker, 1), Reply)
