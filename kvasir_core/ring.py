@@ -311,7 +311,7 @@ class Ring:
         alone it fits (checked when it arrived). A victim in flight is taken when its lap ends.
         """
         queues = self._queues
-        if queues.releasing:
+        if queues.releasing or queues.growable(1):
             return False
         victim = max(filter(is_running, self._requests.values()), key=by_order)
         if victim.in_flight:

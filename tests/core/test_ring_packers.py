@@ -15,6 +15,7 @@ from tests.core.stories import (
     launches,
     measured,
     plan_of,
+    preempt,
     release,
     ring_of,
     tell,
@@ -179,4 +180,21 @@ def test_sarathi_lets_decodes_fill_the_width_and_keeps_the_set_aside() -> None:
             lap(0),
             [deliver(0, 0), launch(3, dec(1, 1), dec(0, 1), why=BindingLimit.MICRO_BATCH_WIDTH)],
         ),
+    )
+
+
+def test_sarathi_preempts_nobody_while_the_first_of_the_sorted_rest_has_room() -> None:
+    """6 blocks of 2, ready 0, 2, 1: 2 lacks a block, but sorted by arrival 1 is next, with room."""
+    plan = plan_of("sarathi", window=3, window_auto=True, kv_block=2, kv_tokens=12)
+    ring = ring_of(plan, arrived(0, 1, 9), arrived(1, 1, 9), arrived(2, 2, 9))
+    kv = BindingLimit.KV
+    check(
+        ring,
+        (measured([5, 0], [0, 0]), []),
+        (lap(0), [deliver(0, 0)]),
+        (lap(2), [deliver(2, 2)]),
+        (lap(1), [deliver(1, 1), launch(3, dec(0, 1), dec(2, 2), dec(1, 1))]),
+        (lap(3), [deliver(3, 0, 2, 1), launch(4, dec(0, 2), dec(2, 3), dec(1, 2))]),
+        (lap(4), [deliver(4, 0, 2, 1), launch(5, dec(0, 3), why=kv)]),
+        (lap(5), [deliver(5, 0), launch(6, dec(1, 3), why=kv), preempt(2, 4), release(2)]),
     )
