@@ -87,6 +87,22 @@ def test_the_scarcest_stage_gives_the_blocks() -> None:
 
 
 @pytest.mark.parametrize(
+    ("packer", "is_auto", "wait_ns", "wanted"),
+    [
+        ("greedy", False, 5, False),
+        ("greedy", True, 0, True),
+        ("cohort", False, 0, False),
+        ("cohort", False, 5, True),
+    ],
+)
+def test_stage_times_are_wanted_where_the_ring_decides_by_them(
+    packer: str, is_auto: bool, wait_ns: int, wanted: bool
+) -> None:
+    plan = plan_of(packer, window_auto=is_auto, cohort_wait_ns=wait_ns)
+    assert plan.wants_stage_times is wanted
+
+
+@pytest.mark.parametrize(
     ("positions", "numbers"),
     [(40, None), (41, (11, 10)), (64, (16, 10)), (65, (65, 64))],
 )
