@@ -181,7 +181,6 @@ def is_lone(queues: Queues, composition: Composition) -> bool:
     return (
         composition.binding is BindingLimit.NOTHING_WAITING
         and not composition.chunks
-        and queues.open_count > 0
         and composition.decodes < queues.live_decodes // queues.window
     )
 
