@@ -13,9 +13,8 @@ import contextlib
 import json
 import logging
 import os
-import random
 import time
-from typing import Any, TypeVar
+from typing import Any
 
 from kvasir_core.errors import KvasirError
 from kvasir_core.swarm.words import Slice
@@ -33,36 +32,18 @@ from kvasir_rt.worker.desk import Desk
 from kvasir_rt.worker.fetch import fetch
 from kvasir_rt.worker.hub_client import HubClient, OtherHub
 from kvasir_rt.worker.options import WorkerOptions, memory_of, numerics_of
+from kvasir_rt.worker.pause import LONG_S, Pause
 from kvasir_rt.worker.store import SliceName, SliceStore, StoreError
 
 logger = logging.getLogger("kvasir.worker")
 
 HEARTBEAT_S = 15.0  # Until the hub says otherwise.
 BEAT_LOOK_S = 0.5
-PAUSE_S = 1.0  # After a failure, doubling to...
-PAUSE_S_MAX = 30.0
 KEY_FILE = "node.key"
-
-_chance = random.Random()  # noqa: S311 - Jitter, no secret.
-T = TypeVar("T")
 
 
 class NoSlice(KvasirError):
     """An assigned slice cannot be served; the message says why."""
-
-
-class Pause:
-    """A wait that doubles with every failure in a row, jittered so that a herd spreads out."""
-
-    def __init__(self) -> None:
-        self._next_s = PAUSE_S
-
-    def reset(self) -> None:
-        self._next_s = PAUSE_S
-
-    async def wait(self, at_least_s: float = 0.0) -> None:
-        await asyncio.sleep(max(at_least_s, self._next_s) * _chance.uniform(0.75, 1.25))
-        self._next_s = min(PAUSE_S_MAX, 2 * self._next_s)
 
 
 class Worker:
@@ -99,6 +80,7 @@ class Worker:
         self._room = asyncio.Event()
         self._fits = options.experts_max  # As many as memory has shown to have room for.
         self._is_draining = False
+        self._problem = ""  # Why there was no slice the last time.
 
     @property
     def is_connected(self) -> bool:
@@ -149,6 +131,7 @@ class Worker:
                 continue
             try:
                 answer = await self._client.volunteer(self._offer(room))
+                self._note_problem("")
                 if isinstance(answer, wire.Declined):
                     self._write_status("idle")
                     pause.reset()
@@ -159,10 +142,15 @@ class Worker:
             except OtherHub:
                 raise
             except (HubError, StoreError, NoSlice, ModelFileError, TimeoutError) as error:
-                why = str(error) or "the lease ended before the slice was here"
-                log_event(logger, "no slice", level=logging.WARNING, why=why)
+                self._note_problem(str(error) or "the lease ended before the slice was here")
                 retry_s = error.retry_after_s if isinstance(error, HubRefused) else None
                 await pause.wait(retry_s or 0.0)
+
+    def _note_problem(self, why: str) -> None:
+        """Say it once, not at every try."""
+        if why and why != self._problem:
+            log_event(logger, "no slice", level=logging.WARNING, why=why)
+        self._problem = why
 
     def _offer(self, room: int) -> wire.VolunteerRequest:
         served = {loaded.name for loaded in self.desk.loaded}
@@ -334,7 +322,7 @@ class Worker:
                 raise
             except HubError as error:
                 log_event(logger, "relay", level=logging.WARNING, why=str(error))
-            if time.monotonic() - started > PAUSE_S_MAX:
+            if time.monotonic() - started > LONG_S:
                 pause.reset()
             if self._served.is_set():
                 await pause.wait()

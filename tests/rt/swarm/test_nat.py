@@ -5,7 +5,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
 from tests.rt.swarm import nat
 from tests.rt.swarm.swarms import live_swarm, wait_for
@@ -16,7 +15,6 @@ def test_a_worker_behind_nat_serves_and_is_never_dialled(tmp_path: Path) -> None
     why = nat.missing()
     if why:
         pytest.skip(why)
-    torch.set_num_threads(1)
     with nat.home() as home, live_swarm(tmp_path, host=home.here, has_processes=True) as swarm:
         caller = swarm.caller()
         caller.start()

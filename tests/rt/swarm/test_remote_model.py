@@ -13,7 +13,7 @@ from kvasir_rt.experts.backend import RemoteCall, RemoteExpertBackend
 from kvasir_rt.experts.caller import ExpertCaller
 from kvasir_rt.gguf_file import open_gguf
 from kvasir_rt.model.stage_model import StageModel
-from kvasir_rt.worker import worker as workers
+from kvasir_rt.worker import pause as pauses
 from tests.rt.batches import micro_batch
 from tests.rt.swarm.swarms import TINY, Swarm, live_swarm, wait_for
 from tests.rt.swarm.traffic import Traffic
@@ -23,12 +23,8 @@ TOKENS = 24
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(workers, "PAUSE_S", 0.1)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pauses, "PAUSE_S", 0.1)
 
 
 def model_of(path: Path, experts: Any = None) -> StageModel:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from kvasir_core.eventlog import replay
 from kvasir_core.swarm import Coordinator
@@ -18,7 +17,7 @@ from kvasir_core.swarm.eventlog import COORDINATOR_EVENTS
 from kvasir_rt.experts.caller import ExpertCaller
 from kvasir_rt.hub import slices as hub_slices
 from kvasir_rt.hub.cutting import CutSlice
-from kvasir_rt.worker import worker as workers
+from kvasir_rt.worker import pause as pauses
 from kvasir_rt.worker.worker import Worker
 from tests.rt.swarm.proxies import CuttingProxy
 from tests.rt.swarm.swarms import POLICY, Swarm, ThreadHub, live_swarm, wait_for
@@ -29,12 +28,8 @@ WIRE_TOLERANCES = {"f32": 1e-5, "f16": 5e-3, "bf16": 1e-2}
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(workers, "PAUSE_S", 0.1)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pauses, "PAUSE_S", 0.1)
 
 
 @contextmanager

@@ -4,7 +4,6 @@ import signal
 from pathlib import Path
 
 import psutil
-import torch
 
 from kvasir_core.swarm.words import ModelName
 from kvasir_rt.experts.caller import ExpertCaller
@@ -26,7 +25,6 @@ SLOW_MACHINE_S = 1.5
 
 
 def test_workers_freeze_die_drain_and_return_and_every_result_is_right(tmp_path: Path) -> None:
-    torch.set_num_threads(1)
     with live_swarm(tmp_path, has_processes=True) as swarm:
         caller = swarm.caller()
         caller.start()
@@ -107,7 +105,6 @@ def _nobody_listens(*workers: WorkerProcess) -> None:
 
 
 def test_a_relay_that_runs_alone_carries_the_calls(tmp_path: Path) -> None:
-    torch.set_num_threads(1)
     log = tmp_path / "relay.txt"
     with live_swarm(tmp_path) as swarm:
         process = run_command("relay", "--hub", swarm.hub_url, "--port", "0", log=log)

@@ -13,15 +13,15 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from kvasir_rt.swarm.frames import Beat, Call, Joiner, Reply, chunks, pack, unpack
-from kvasir_rt.worker import worker as workers
+from kvasir_rt.worker import pause as pauses
 from tests.rt.swarm.swarms import TINY, live_swarm, wait_for
 from tests.rt.swarm.test_relay_hostile import HOSTILE_MESSAGES
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "PAUSE_S", 0.05)
-    monkeypatch.setattr(workers, "PAUSE_S_MAX", 0.05)
+    monkeypatch.setattr(pauses, "PAUSE_S", 0.05)
+    monkeypatch.setattr(pauses, "PAUSE_S_MAX", 0.05)
 
 
 class HostileRelay:
