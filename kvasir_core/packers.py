@@ -55,7 +55,7 @@ def fill_with_prompts(
         spans_left -= 1
     free = queues.blocks_free
     if queues.waiting and decodes:
-        free -= sum(1 for request in queues.decodes[:decodes] if not request.room)
+        free -= sum(map(queues.begins_block, queues.decodes[:decodes]))
     running = queues.running
     if queues.waiting and queues.is_first_releasing:
         return Composition(decodes, chunks, BindingLimit.KV)

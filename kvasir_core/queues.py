@@ -61,13 +61,17 @@ class Queues:
         """The first waiting request was preempted and its old KV is not yet released."""
         return bool(self.releasing) and self.waiting[0].id in self.releasing
 
+    def begins_block(self, request: Request) -> bool:
+        """Whether a decode's next row lies in a block that it does not hold yet."""
+        return not (request.length - 1) % self.plan.kv_block
+
     def growable(self, count: int) -> int:
         """How many of the first `count` ready decodes can get the KV row they need now."""
         free = self.blocks_free
         if free >= count:
             return count
         for index in range(count):
-            if not self.decodes[index].room:
+            if self.begins_block(self.decodes[index]):
                 if not free:
                     return index
                 free -= 1
@@ -90,15 +94,14 @@ class Queues:
             del ready[:count]
         ids: list[RequestId] = []
         starts: list[int] = []
+        block = self.plan.kv_block
         for request in members:
-            request.in_flight = 1
-            room = request.room
-            if not room:
-                room = self.plan.kv_block
+            start = request.length - 1
+            if not start % block:  # As `begins_block` says.
                 self._hold_blocks(request, 1)
-            request.room = room - 1
+            request.in_flight = 1
             ids.append(request.id)
-            starts.append(request.length - 1)
+            starts.append(start)
         context = sum(starts) + count
         rows: tuple[int, ...] = (1,) * count
         row_count = count
@@ -151,10 +154,8 @@ class Queues:
     def _admit(self, request: Request) -> None:
         first = self.waiting.popleft()
         assert first is request, "requests are admitted in order of arrival"
-        block = self.plan.kv_block
         request.is_running = True
-        self._hold_blocks(request, blocks_for(request.target, block))
-        request.room = request.blocks * block - request.target
+        self._hold_blocks(request, blocks_for(request.target, self.plan.kv_block))
         self.running += 1
 
     def _hold_blocks(self, request: Request, count: int) -> None:
@@ -205,7 +206,7 @@ class Queues:
         lost = request.rows_computed
         self.stop_running(request)
         request.target = request.length
-        request.scheduled = request.returned = request.room = 0
+        request.scheduled = request.returned = 0
         return lost
 
     def released(self, request: RequestId) -> None:
@@ -230,4 +231,5 @@ class Queues:
             assert listed or request.in_flight, "a running request is nowhere"
             if request.is_decoding:
                 assert listed != request.in_flight, "two decodes of a request at once"
-            assert request.rows_computed <= request.blocks * self.plan.kv_block
+            rows = max(request.target, request.rows_computed)
+            assert request.blocks == blocks_for(rows, self.plan.kv_block)

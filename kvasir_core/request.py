@@ -22,7 +22,6 @@ class Request:
     returned: int = 0  # Rows whose laps are back (prompt chunks only).
     in_flight: int = 0  # Open micro-batches that carry rows of it.
     blocks: int = 0  # KV blocks it holds.
-    room: int = 0  # Rows that still fit into those blocks.
     is_running: bool = False
     is_live: bool = True  # False once it ended: its late tokens are dropped.
 

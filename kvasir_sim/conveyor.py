@@ -60,7 +60,7 @@ class Conveyor:
         is_plain = not any(hop.latency_ns or hop.has_bytes or hop.following for hop in hops)
         self._lap = self._plain_lap if is_plain else self._any_lap
         self._free_at = [0] * plan.stages  # As `Hop.free_at`, of a plain ring.
-        self._flying: deque[tuple[Nanos, Flight]] = deque()  # When it is back; in that order.
+        self._flying: deque[Flight] = deque()  # In the order of their return.
         self._event = Recurring(env, self._returned)  # For the first of them.
 
     @property
@@ -75,17 +75,18 @@ class Conveyor:
 
     def submit(self, flight: Flight) -> None:
         """Put a fresh micro-batch into the head's input; it was composed now."""
-        back = self._lap(flight, flight.composed)
-        flying = self._flying
-        flying.append((Nanos(back), flight))
-        if len(flying) == 1:
-            self._event.again(back - flight.composed)
+        now, flying = flight.composed, self._flying
+        flight.due = due = Nanos(self._lap(flight, now))
+        if not flying:
+            self._event.again(due - now)
+        flying.append(flight)
 
     def _returned(self, _: simpy.Event) -> None:
         flying = self._flying
-        now, flight = flying.popleft()
+        flight = flying.popleft()
+        now = flight.due
         if flying:
-            self._event.again(flying[0][0] - now)
+            self._event.again(flying[0].due - now)
         self._on_return(flight, now)
 
     def _plain_lap(self, flight: Flight, here: int) -> int:

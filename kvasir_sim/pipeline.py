@@ -40,7 +40,9 @@ class Clock(simpy.Environment):
 class Flight:
     """A micro-batch on its lap, with its stamps: received, start, end, sent per stage so far."""
 
-    __slots__ = ("after", "batch", "before", "composed", "computed", "holds", "parked", "stamps")
+    __slots__ = (
+        "after", "batch", "before", "composed", "computed", "due", "holds", "parked", "stamps",
+    )  # fmt: skip
 
     def __init__(
         self, batch: MicroBatch, composed: int, holds: Sequence[int], before: Releases = NO_RELEASES
@@ -51,6 +53,7 @@ class Flight:
         self.stamps: list[int] = []
         self.before = before  # Releases that travel in front of it,
         self.after = NO_RELEASES  # and behind it.
+        self.due: Nanos  # When it will be back, if that is known.
         self.computed: list[int]  # Per stage that overlaps: time computed,
         self.parked: list[int]  # and time that it only waited for experts.
 
