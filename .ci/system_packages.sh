@@ -1,7 +1,7 @@
 #!/bin/sh
 # Install the system packages that tests use, as root with apt-get; elsewhere do nothing.
-# nats-server: the relay beyond one machine. iproute2: hosts as network namespaces.
-packages="iproute2 nats-server"
+# nats-server: the relay beyond one machine. iproute2, nftables: hosts as network namespaces, NAT.
+packages="iproute2 nats-server nftables"
 missing=""
 for package in $packages; do
     dpkg -s "$package" >/dev/null 2>&1 || missing="$missing $package"

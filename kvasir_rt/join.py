@@ -218,9 +218,8 @@ def join_ring(
             raise JoinError("the stage cannot take part; the reason is above")
         if child.status == EXIT_NO_BRIDGE:
             raise JoinError(f"no bridge answers at {bridge}")
-        now = time.monotonic()
-        deaths.append(now)
-        while deaths[0] < now - RESTART_WINDOW_S:
+        deaths.append(time.monotonic())
+        while deaths[0] < deaths[-1] - RESTART_WINDOW_S:
             deaths.popleft()
         if len(deaths) > RESTARTS_MAX:
             raise JoinError(f"gave up: the stage died {len(deaths)} times; the last: {how}")

@@ -72,9 +72,8 @@ def slice_hub(data: bytes) -> Iterator[SliceHub]:
             self.send_header("ETag", f'"{hub.sha256}"')
             self.send_header("Repr-Digest", f"sha-256=:{digest}:")
             self.end_headers()
-            body = hub.data[start:]
-            if hub.cut_after:
-                body = body[: hub.cut_after.pop(0)]
+            cut = hub.cut_after.pop(0) if hub.cut_after else None
+            body = hub.data[start:][:cut]
             self.wfile.write(body)
             hub.sent += len(body)
             self.close_connection = True
