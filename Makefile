@@ -34,7 +34,6 @@ fix: $(VENV)/.dev
 nightly: $(VENV)/.dev system ## Long searches; takes hours.
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q --timeout 14400 tests/core
 	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -q --timeout 3600 -m nightly
-	$(BIN)/kvasir-sim campaign --seeds 200 --minutes 30
 
 bench: $(VENV)/.dev ## Measurements; wants a quiet machine.
 	$(BIN)/python benchmarks/bench_sim.py --growth

@@ -15,6 +15,7 @@ from kvasir_core.eventlog import replay
 from kvasir_scenario.planning import plan_of
 from kvasir_scenario.report_schema import parse_report
 from kvasir_scenario.workload import build_workload
+from kvasir_sim.cli import SUBCOMMANDS
 from kvasir_sim.costs import build_costs
 from kvasir_sim.prefix_cache import cached_tokens
 from kvasir_sim.run import run
@@ -71,6 +72,13 @@ def test_the_report_begins_with_the_verdict(tmp_path: Path) -> None:
     first = [line for line in done.stdout.splitlines() if line.strip()][:4]
     assert any("starved" in line.lower() for line in first), first
     assert str(tmp_path / "run") in done.stdout
+
+
+@pytest.mark.parametrize("words", [["--help"], *([name, "--help"] for name in SUBCOMMANDS)])
+def test_every_command_explains_itself(words: list[str]) -> None:
+    done = kvasir_sim(*words)
+    assert done.returncode == 0, done.stderr
+    assert "Usage: kvasir-sim" in done.stdout
 
 
 @pytest.mark.parametrize(
