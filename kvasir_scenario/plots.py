@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from kvasir_core.errors import ScenarioError
 from kvasir_scenario.report_schema import LatencyPart, Report, StagePart, parse_report
-from kvasir_scenario.run_dir import PLOTS, partial_path
+from kvasir_scenario.run_dir import PLOTS, SWARM_PLOTS, partial_path
 from kvasir_scenario.tables import Floats
 
 if TYPE_CHECKING:
@@ -67,6 +67,10 @@ def write_plots(run_dir: Path, report: Report | None = None) -> list[Path]:
         "queue_and_kv": _draw_queue_and_kv,
     }
     assert tuple(draw) == PLOTS
+    if report.swarm is not None:
+        from kvasir_scenario.plot_swarm import draw_elastic_curve
+
+        draw[SWARM_PLOTS[0]] = draw_elastic_curve
     paths = []
     for name, drawing in draw.items():
         path = run_dir / f"{name}.png"

@@ -13,6 +13,7 @@ MARKER = ".kvasir-run"
 MARKER_TEXT = "This directory holds one run of Kvasir; another run may replace its files.\n"
 TABLES = ("requests", "micro_batches", "stages", "spans", "samples", "swarm")
 PLOTS = ("timeline", "time_split", "latency", "queue_and_kv")
+SWARM_PLOTS = ("elastic_curve",)  # Where there are experts.
 VARIANTS = "variants"  # One run directory per what-if variant.
 WRITTEN = (
     "report.json",  # First to go: tables of another run must never stand beside it.
@@ -21,7 +22,7 @@ WRITTEN = (
     "coordinator_events.jsonl",
     "hub_events.jsonl",
     *(f"{table}.{kind}" for table in TABLES for kind in ("parquet", "csv")),
-    *(f"{plot}.png" for plot in PLOTS),
+    *(f"{plot}.png" for plot in (*PLOTS, *SWARM_PLOTS)),
 )
 
 

@@ -35,6 +35,8 @@ class QuarantinePart(Part):
     quarantined: int
     first_s_max: float | None
     """When the last of those that were quarantined was so for the first time."""
+    wrong_accepted_max: int
+    """Most wrong answers of one worker that entered a sum before it was quarantined."""
 
 
 class SwarmPart(Part):

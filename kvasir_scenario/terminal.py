@@ -7,6 +7,8 @@ from rich.table import Table
 
 from kvasir_core.verdict import SHOWN_SHARE, VerdictKind
 from kvasir_scenario.report_schema import LatencyPart, Report
+from kvasir_scenario.terminal_swarm import swarm_lines, swarm_variant_table
+from kvasir_scenario.wording import UNDEFINED, duration, rate
 
 COLOURS = {
     VerdictKind.IDLE: "bright_black",
@@ -18,24 +20,7 @@ COLOURS = {
     VerdictKind.SATURATED: "green",
     VerdictKind.OVERLOADED: "red",
 }
-UNDEFINED = "-"
 MARK = "*"  # Behind a percentile on too few samples.
-SCALES = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (0.0, 1e6, "us"))
-
-
-def duration(value: float | None) -> str:
-    """Seconds in the unit that reads best."""
-    if value is None:
-        return UNDEFINED
-    if not value:
-        return "0 s"
-    _, factor, unit = next(scale for scale in SCALES if abs(value) >= scale[0])
-    return f"{value * factor:,.4g} {unit}" if abs(value) < 10_000 else f"{value:,.0f} s"
-
-
-def rate(value: float | None, unit: str) -> str:
-    """A rate with its unit."""
-    return UNDEFINED if value is None else f"{value:,.4g} {unit}"
 
 
 def print_report(report: Report, console: Console | None = None) -> None:
@@ -46,8 +31,16 @@ def print_report(report: Report, console: Console | None = None) -> None:
     console.print(_latency_table(report))
     console.print(_stage_table(report))
     _print_limits(report, console)
+    if report.swarm is not None:
+        lines = _lines()
+        swarm_lines(report.swarm, lines)
+        console.print("\n[italic]Swarm[/]")
+        console.print(lines)
     if report.variants:
         console.print(_variant_table(report))
+    runs = [("baseline", report), *((variant.name, variant.report) for variant in report.variants)]
+    if len(runs) > 1 and any(run.swarm is not None for _, run in runs):
+        console.print(swarm_variant_table(runs))
 
 
 def _print_verdict(report: Report, console: Console) -> None:

@@ -90,7 +90,9 @@ class Carrier:
     def send(self, order: Dispatch | Hedge, call: Call, worker: Worker) -> Trip:
         """Carry a part to its worker; the answer, or that there is none, is told later."""
         self._number += 1
-        slice_ = _slice_of(worker, order.layer, order.shares)
+        first, last = order.shares[0].expert, order.shares[-1].expert
+        found = worker.find(order.layer, first, last)
+        slice_ = found[0] if found else Slice(order.layer, first, last + 1)
         pairs = sum([share.pairs for share in order.shares])
         is_trial = isinstance(order, Dispatch) and order.is_trial
         trip = Trip(
@@ -98,7 +100,7 @@ class Carrier:
             slice_, order.shares, pairs, is_trial,
         )  # fmt: skip
         self.trips[trip.key] = trip
-        if not worker.is_connected or worker.session != order.session:
+        if not (worker.is_connected and found and worker.session == order.session):
             after(self._env, 2 * self._latency(worker), lambda: self._close(trip))
             return trip
         layers = 1 if is_trial else call.layers
@@ -152,12 +154,3 @@ class Carrier:
     @staticmethod
     def _latency(worker: Worker) -> int:
         return round(worker.kind.link.latency_s * 1e9)
-
-
-def _slice_of(worker: Worker, layer: int, shares: tuple[Share, ...]) -> Slice:
-    """The worker's slice that the shares lie in; as wide as they are if it has none now."""
-    first, last = shares[0].expert, shares[-1].expert
-    for slice_ in worker.slices:
-        if slice_.layer == layer and slice_.begin <= first and last < slice_.end:
-            return slice_
-    return Slice(layer, first, last + 1)

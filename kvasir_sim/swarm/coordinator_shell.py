@@ -195,6 +195,7 @@ class CoordinatorShell:
                     self.hub.report(order.rows)
             case Quarantine():
                 self.quarantined.setdefault(order.worker, []).append(self.env.now)
+                self._workers[order.worker].wrong_accepted = 0
                 self._watch.condemned(order.worker)
             case Engage():
                 self._switch("engaged")
@@ -230,7 +231,7 @@ class CoordinatorShell:
     def _send(self, order: Dispatch | Hedge) -> None:
         call = self._calls[order.call]
         trip = self._carrier.send(order, call, self._workers[order.worker])
-        self._watch.dispatched(order.worker, trip.slice, is_trial=trip.is_trial)
+        self._watch.dispatched(trip.worker.id, trip.slice, is_trial=trip.is_trial)
         if trip.is_trial:
             after(self.env, self._policy.call_deadline_ns, lambda: self._trial_is_late(trip))
         elif call is self._routing_call and not call.is_remote:
@@ -246,7 +247,11 @@ class CoordinatorShell:
         pairs = call.layers * trip.pairs
         self.served.remote_pairs += pairs
         self.served.error_sum += pairs * answer.error
-        self.served.wrong_answers += answer.error > self._policy.tolerance
+        if answer.error > self._policy.tolerance:
+            self.served.wrong_answers += 1
+            worker = trip.worker
+            worker.wrong_accepted += 1
+            worker.wrong_accepted_max = max(worker.wrong_accepted_max, worker.wrong_accepted)
         self._note_served(trip, trip.pairs)
 
     def _conclude(self, id_: CallId) -> None:
@@ -285,9 +290,9 @@ class CoordinatorShell:
 
     @staticmethod
     def _note_served(trip: Trip, pairs: int) -> None:
-        holding = trip.worker.holding_of(trip.slice.layer, trip.slice.begin)
-        if holding is not None:
-            holding.served += pairs
+        found = trip.worker.find(trip.slice.layer, trip.slice.begin, trip.slice.end - 1)
+        if found is not None:
+            found[1].served += pairs
 
     # ------------------------------------------------------------------ what comes back
 

@@ -60,7 +60,11 @@ class Watch:
                 since is None or since >= wait, f"D2: {worker} is tried {since} ns after it failed"
             )
             return
-        self._require(slice_ in shown.right, f"D2: {worker} gets work on {slice_} and never served")
+        has_served = any(
+            own.layer == slice_.layer and own.begin <= slice_.begin and slice_.end <= own.end
+            for own in shown.right
+        )
+        self._require(has_served, f"D2: {worker} gets work on {slice_} and never served it")
         policy = self._policy
         down = policy.decision_period_ns * (policy.down_readings + 1) + policy.engaged_min_ns
         limit = max(down, policy.blind_local_ns) + policy.idle_timeout_ns + policy.tick_ns

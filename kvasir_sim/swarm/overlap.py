@@ -151,9 +151,9 @@ class OverlapStage(Stage):
         self._computing = None
         super().clear(slots)
 
-    def close(self) -> None:
-        """The run is over: account for the time up to now."""
-        self._note(None)
+    def close(self, end: int) -> None:
+        """The run is over: account for the time up to its end."""
+        self._note(None, end)
 
     def _unpark(self, visit: Visit) -> None:
         if visit.parked_from is not None:
@@ -254,10 +254,10 @@ class OverlapStage(Stage):
             return None
         return "experts" if any(not visit.is_done for visit in self._held) else "credit"
 
-    def _note(self, state: str | None) -> None:
+    def _note(self, state: str | None, at: int | None = None) -> None:
         if state == self._state:
             return
-        now = self._env.now
+        now = self._env.now if at is None else at
         if self._state is not None and now > self._since:
             self._on_spent(self.index, self._state, self._since, now, self._composed)
             if self._state == "experts":
@@ -309,7 +309,7 @@ class OverlapPipeline(Pipeline):
         flight.computed = [0] * len(self.stages)
         super().submit(flight)
 
-    def close(self) -> None:
+    def close(self, end: int) -> None:
         """The run is over."""
         for stage in self.overlapping:
-            stage.close()
+            stage.close(end)

@@ -26,10 +26,6 @@ def swarm_part(
     served = shell.served
     flips = len(shell.switches)
     changes = 0 if hub is None else hub.count("target_changes")
-    counted = {
-        name: 0 if hub is None else hub.count(name)
-        for name in ("recruits_above_target", "claims_lapsed", "releases", "workers_lost")
-    }
     blocked_ns = sum(stage.experts_ns for stage in shell.stages)
     parts = [_span(tokens, index, span, end_ns) for index, span in enumerate(spans)]
 
@@ -46,15 +42,9 @@ def swarm_part(
         target_changes_per_hour=hourly(changes),
         flips_per_hour=hourly(flips),
         engaged_s=shell.engaged_s,
-        downloads=tally.downloads,
         downloads_per_hour=hourly(tally.downloads),
-        download_bytes=tally.download_bytes,
-        warm_loads=tally.warm_loads,
-        wasted_downloads=tally.wasted_downloads,
         wasted_downloads_per_hour=hourly(tally.wasted_downloads),
-        **counted,
-        slice_starts=tally.starts,
-        slice_stops=tally.stops,
+        **_counted(swarm),
         share_remote_pairs=served.remote_pairs / served.pairs if served.pairs else None,
         dispatches=calls.dispatches,
         trials=calls.trials,
@@ -76,6 +66,23 @@ def swarm_part(
         control_decisions=shell.decisions + (0 if hub is None else hub.decisions),
         law_checks=swarm.watch.checks,
     )
+
+
+def _counted(swarm: Swarm) -> dict[str, int]:
+    """What is reported as it was counted."""
+    tally, hub = swarm.tally, swarm.hub
+    counted = {
+        name: 0 if hub is None else hub.count(name)
+        for name in ("recruits_above_target", "claims_lapsed", "releases", "workers_lost")
+    }
+    return counted | {
+        "downloads": tally.downloads,
+        "download_bytes": tally.download_bytes,
+        "warm_loads": tally.warm_loads,
+        "wasted_downloads": tally.wasted_downloads,
+        "slice_starts": tally.starts,
+        "slice_stops": tally.stops,
+    }
 
 
 def _span(tokens: TokenClock, index: int, span: tuple[int, int], end_ns: int) -> SpanPart:
@@ -106,5 +113,6 @@ def _quarantined(swarm: Swarm) -> dict[str, QuarantinePart]:
             workers=len(workers),
             quarantined=len(firsts),
             first_s_max=max(firsts) / NANOS_PER_SECOND if firsts else None,
+            wrong_accepted_max=max(worker.wrong_accepted_max for worker in workers),
         )
     return parts

@@ -82,7 +82,7 @@ class SwarmRun:
             shell.tell(TimePassed(), Nanos(horizon))
             end = horizon
         shell.cut(end)
-        shell.overlapping.close()
+        shell.overlapping.close(end)
         return end
 
     def close(self, out: Path | None, end_ns: int, *, csv: bool) -> SwarmPart:

@@ -63,7 +63,9 @@ class TokenClock:
 class Moments:
     """Times (ns) that the report names; None: not yet."""
 
-    knee: int | None = None  # First row at or above the threshold.
+    knee: int | None = (
+        None  # First row at or above the threshold, of the stretch that brought help.
+    )
     high_last: int | None = None
     relief: int | None = None
     full: int | None = None
@@ -131,6 +133,8 @@ class Timeline:
             moments.knee = now if moments.knee is None else moments.knee
             moments.high_last = now
             moments.contracted = None
+        elif moments.relief is None and moments.full is None and target <= policy.base:
+            moments.knee = None  # A spike that nobody came for.
         if moments.knee is None:
             return
         if remote and moments.relief is None:

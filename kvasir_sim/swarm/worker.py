@@ -9,6 +9,7 @@ compute is one server; a piece of work is the same layer's call for all of a sta
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 NO_REPLY_NS = nanos(10)  # A volunteer whose question is not answered asks again.
 NEXT_SLICE_NS = nanos(0.1)  # From one slice that is ready to the question for the next.
-DRAIN_NS = nanos(5)  # From its goodbye to the end: one fetch of the map.
+DRAIN_NS = nanos(10)  # From a goodbye to the end: two fetches of the map.
 HELD_MAX = 1024  # Slices it tells the hub of, the latest first.
 
 
@@ -81,9 +82,12 @@ class Worker:
         self.is_connected = False
         self.session = Session(0)
         self.slices: dict[Slice, Holding] = {}
+        self.draining: dict[Slice, Holding] = {}  # Released, and served until no map names them.
         self.disk: dict[Slice, None] = {}  # The latest last.
         self.trips: dict[int, Trip] = {}  # Asked and not answered.
         self.stalled_until = 0
+        self.wrong_accepted = 0  # Wrong answers that entered a sum, since its last quarantine,
+        self.wrong_accepted_max = 0  # and the most before any.
         self.slower: list[float] = []  # Faults that slow it down now.
         self.life = 0  # Rises with every start and stop: what an earlier life planned is off.
         self.on_closed: Callable[[Worker], None] = lambda _: None  # Its connection ended.
@@ -136,6 +140,7 @@ class Worker:
         self._fetching = None
         for slice_ in list(self.slices):
             self._drop(slice_)
+        self.draining.clear()
         if not self.kind.keeps_slices:
             self.disk.clear()
         self.disconnect()
@@ -241,13 +246,15 @@ class Worker:
     def _take_orders(self, answer: Acknowledge) -> None:
         released = [slice_ for slice_ in answer.release if slice_ in self.slices]
         for slice_ in released:
+            self.draining[slice_] = self.slices[slice_]
             self._drop(slice_)
+            self._later(DRAIN_NS, partial(self._drained, slice_))
         if released:
             self._beat()
             self._later(NEXT_SLICE_NS, self._ask)
         if not self.slices:
-            self.disconnect()
-        elif answer.session > self.session or not self.is_connected:
+            return
+        if answer.session > self.session or not self.is_connected:
             self._dial(answer.session)
 
     def _dial(self, session: Session) -> None:
@@ -274,13 +281,19 @@ class Worker:
         if holding.is_download and not holding.served:
             self._tally.wasted_downloads += 1
 
+    def _drained(self, slice_: Slice) -> None:
+        self.draining.pop(slice_, None)
+        if not self.slices and not self.draining:
+            self.disconnect()
+
     # ------------------------------------------------------------------ serving
 
-    def holding_of(self, layer: int, expert: int) -> Holding | None:
-        """The slice that serves this expert, if it does."""
-        for slice_, holding in self.slices.items():
-            if slice_.layer == layer and slice_.begin <= expert < slice_.end:
-                return holding
+    def find(self, layer: int, first: int, last: int) -> tuple[Slice, Holding] | None:
+        """The slice that serves these experts, if one does."""
+        for held in (self.slices, self.draining):
+            for slice_, holding in held.items():
+                if slice_.layer == layer and slice_.begin <= first and last < slice_.end:
+                    return slice_, holding
         return None
 
     def work_ns(self, distinct: int, rows: int, layers: int, size: int) -> int:

@@ -16,7 +16,8 @@ from kvasir_scenario.latency import LatencySamples, quantiles_of
 from kvasir_scenario.report import Labels, write_report
 from kvasir_scenario.report_schema import Report, Variant, parse_report
 from kvasir_scenario.run_dir import MARKER, prepare_run_dir
-from kvasir_scenario.terminal import duration, print_report
+from kvasir_scenario.terminal import print_report
+from kvasir_scenario.wording import duration
 from tests.scenario.hand_ring import HandRing, plan_of
 
 DESIGNED: dict[str, Any] = {

@@ -1,0 +1,109 @@
+"""The swarm's section of the report on the screen."""
+
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from kvasir_scenario.report_schema import Report
+from kvasir_scenario.swarm_report import SpanPart, SwarmPart
+from kvasir_scenario.wording import UNDEFINED, duration, rate
+
+
+def swarm_lines(swarm: SwarmPart, lines: Table) -> None:
+    """What came, what it gave, what it cost; a heading and a sentence per line."""
+    bound = swarm.bound
+    if bound is not None:
+        terms = ", ".join(f"{name} {value:,.4g}" for name, value in bound.terms.items())
+        lines.add_row(
+            "Bound",
+            f"{bound.output_tokens_per_s:,.4g} output tokens/s, limited by {bound.limited_by} "
+            f"({terms}); without workers {bound.alone_output_tokens_per_s:,.4g}",
+        )
+    reached = swarm.peak.output_tokens_per_s
+    of_bound = ""
+    if bound is not None and reached is not None and bound.output_tokens_per_s:
+        of_bound = f", {reached / bound.output_tokens_per_s:.0%} of the bound"
+    lines.add_row("Peak" if swarm.rest else "Measured", _span(swarm.peak) + of_bound)
+    if swarm.rest is not None:
+        lines.add_row("Before it", _span(swarm.rest))
+    share = swarm.share_remote_pairs
+    lines.add_row(
+        "Workers",
+        f"{swarm.workers_covering_max} of {swarm.workers} covered experts at once; "
+        f"{UNDEFINED if share is None else f'{share:.1%}'} of all pairs came from workers, "
+        f"{swarm.hedges:,} hedges, {swarm.local_fallbacks:,} pairs fell back",
+    )
+    lines.add_row(
+        "Elasticity",
+        f"from the knee to first relief {duration(swarm.time_to_first_relief_s)}, to full "
+        f"coverage {duration(swarm.time_to_full_coverage_s)}; from the last high load to "
+        f"contraction {duration(swarm.time_to_contraction_s)}",
+    )
+    if swarm.target_base is not None:
+        lines.add_row(
+            "Market",
+            f"{swarm.target_changes} target changes ({rate(swarm.target_changes_per_hour, '/h')}), "
+            f"{swarm.downloads} downloads, {swarm.wasted_downloads} wasted "
+            f"({rate(swarm.wasted_downloads_per_hour, '/h')}), {swarm.warm_loads} from disk, "
+            f"{swarm.recruits_above_target} recruits above the target",
+        )
+    liars = [
+        f"{part.quarantined} of {part.workers} {honesty.replace('_', ' ')}"
+        for honesty, part in swarm.quarantined.items()
+        if honesty != "honest" or part.quarantined
+    ]
+    if liars:
+        error = swarm.output_error_mean
+        lines.add_row(
+            "Quarantined",
+            f"{', '.join(liars)}; {swarm.wrong_answers_accepted:,} wrong answers were accepted, "
+            f"mean relative error of all results {UNDEFINED if error is None else f'{error:.2g}'}",
+        )
+
+
+def _span(span: SpanPart) -> str:
+    return (
+        f"{rate(span.output_tokens_per_s, 'output tokens/s')}, "
+        f"{duration(span.tpot_s)} a token ({duration(span.start_s)} to {duration(span.stop_s)})"
+    )
+
+
+def swarm_variant_table(runs: list[tuple[str, Report]]) -> Table:
+    """Policies and pools side by side: what each gives and costs."""
+    table = Table(
+        title="What if: the swarm", box=SIMPLE_HEAD, title_justify="left", pad_edge=False,
+        collapse_padding=True,
+    )  # fmt: skip
+    table.add_column("", overflow="fold")
+    headings = (
+        "peak tok/s", "per token", "remote", "targets/h", "flips/h", "loads/h", "wasted/h", "above",
+    )  # fmt: skip
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, run in runs:
+        swarm = run.swarm
+        if swarm is None:
+            table.add_row(escape(name), *[UNDEFINED] * len(headings))
+            continue
+        share = swarm.share_remote_pairs
+        table.add_row(
+            escape(name),
+            _number(swarm.peak.output_tokens_per_s),
+            duration(swarm.peak.tpot_s),
+            UNDEFINED if share is None else f"{share:.1%}",
+            *(
+                _number(value)
+                for value in (
+                    swarm.target_changes_per_hour,
+                    swarm.flips_per_hour,
+                    swarm.downloads_per_hour,
+                    swarm.wasted_downloads_per_hour,
+                )
+            ),
+            f"{swarm.recruits_above_target}",
+        )
+    return table
+
+
+def _number(value: float | None) -> str:
+    return UNDEFINED if value is None else f"{value:,.4g}"
