@@ -96,12 +96,11 @@ class HonestShell:
             before.update(batch.requests)
         return legal
 
-    def lap(self, choice: int, stop: int | None = None, after_ns: int = 0) -> None:
-        """One lap ends; `stop` picks an output row whose token is a stop."""
+    def lap(self, choice: int, stop: int = 0, after_ns: int = 0) -> None:
+        """One lap ends; bit k of `stop`: the token of output row k is a stop."""
         laps = self.laps()
         batch = laps[choice % len(laps)]
-        outputs = batch.outputs
-        stopped = () if stop is None or not outputs else (outputs[stop % len(outputs)],)
+        stopped = tuple(r for k, r in enumerate(batch.outputs) if stop >> k & 1)
         self.tell(LapEnded(batch.id, self.model.epoch, stopped), after_ns)
 
     def releases(self) -> list[Release]:
@@ -115,9 +114,8 @@ class HonestShell:
         self.model.releases.remove(order)
         self.tell(ReleaseEnded(order.requests, order.epoch), after_ns)
 
-    def cancel(self, choice: int, reason: FinishReason, after_ns: int = 0) -> None:
-        live = self.model.live
-        self.tell(RequestCancelled(live[choice % len(live)].id, reason), after_ns)
+    def cancel(self, request: RequestId, reason: FinishReason, after_ns: int = 0) -> None:
+        self.tell(RequestCancelled(request, reason), after_ns)
 
     def lose(self, stage: int, after_ns: int = 0) -> None:
         self.tell(StageLost(stage % self.plan.stages), after_ns)
@@ -174,18 +172,20 @@ def random_plan(chance: random.Random, packer: str) -> Plan:
     return plan_of(
         packer,
         stages=chance.randint(2, 3),
-        row_width=chance.randint(1, 12) if is_chunked else context + chance.randint(0, 4),
-        micro_batch_width=chance.randint(1, 6),
+        row_width=chance.randint(1, 16) if is_chunked else context + chance.randint(0, 4),
+        micro_batch_width=chance.choice([1, 2, 3, 5, 16]),
         window=window,
         window_max=window + chance.randint(0, 3),
         window_auto=chance.random() < 0.3,
-        running_max=chance.randint(1, 8),
+        running_max=chance.choice([1, 3, 6, 64]),
         context=context,
-        kv_tokens=block * chance.randint(context // block // 2 + 1, 3 * context // block),
+        kv_tokens=block
+        * chance.randint(context // block // 2 + 1, 3 * context // block)
+        * chance.choice([1, 1, 9]),
         kv_block=block,
         chunked_prefill=is_chunked,
         prefill_rows_max=chance.choice([None, None, 1, 3]),
-        cohort_wait_ns=chance.choice([0, 5]),
+        cohort_wait_ns=chance.choice([0, 20]),
     )
 
 
@@ -210,8 +210,10 @@ def random_move(shell: HonestShell, chance: random.Random) -> Callable[[], None]
         return lambda: shell.lose(any_, dt)
     if shell.model.lost and roll < 0.3:
         return lambda: shell.recover(any_, dt)
-    if shell.model.live and roll < 0.06:
-        return lambda: shell.cancel(any_, REASONS[any_ % len(REASONS)], dt)
+    live = shell.model.live
+    if live and roll < 0.06:
+        request = live[any_ % len(live)].id
+        return lambda: shell.cancel(request, REASONS[any_ % len(REASONS)], dt)
     if roll < 0.08:
         return lambda: shell.measure(1 + any_ % 7, any_ % 5, any_ % 11, dt)
     if shell.ring.next_wakeup() is not None and roll < 0.3:
@@ -219,5 +221,5 @@ def random_move(shell: HonestShell, chance: random.Random) -> Callable[[], None]
     if shell.releases() and roll < 0.4:
         return lambda: shell.release(any_, dt)
     if shell.laps() and roll < 0.85:
-        return lambda: shell.lap(any_, any_ if any_ < 30 else None, dt)
+        return lambda: shell.lap(any_, any_ if any_ < 60 else 0, dt)
     return lambda: shell.arrive(prompt, output, any_ % 7 if any_ % 3 == 0 else 0, dt)

@@ -33,28 +33,30 @@ costs = st.one_of(
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
-    """Small plans, so that every limit binds."""
+    """Small plans, so that limits bind; each now and then so wide that others can."""
     context = draw(st.sampled_from([6, 16, 40]))
     is_chunked = draw(st.integers(0, 3)) > 0
     window = draw(st.integers(1, 4))
     block = draw(st.sampled_from([1, 2, 5]))
-    blocks = st.integers(max(1, context // block // 2), 1 + 2 * context // block)
+    fit = context // block
+    blocks = st.integers(max(1, fit // 2), 1 + 2 * fit) | st.just(99 * fit)
+    scarcest = block * draw(blocks)
     stages = draw(st.integers(2, 4))
     return plan_of(
         draw(st.sampled_from(["cohort", "sarathi", "greedy", "drained", "cohort"])),
         stages=stages,
-        row_width=draw(st.integers(1, 10)) if is_chunked else context,
-        micro_batch_width=draw(st.integers(1, 6)),
+        row_width=draw(st.integers(1, 10) | st.just(64)) if is_chunked else context,
+        micro_batch_width=draw(st.integers(1, 6) | st.just(64)),
         window=window,
         window_max=window + draw(st.integers(0, 3)),
         window_auto=draw(st.booleans()),
-        running_max=draw(st.integers(1, 7)),
+        running_max=draw(st.integers(1, 7) | st.just(64)),
         context=context,
-        kv_tokens=[block * draw(blocks)] * (stages - 1) + [block * draw(blocks)],
+        kv_tokens=[scarcest + draw(st.integers(0, 2 * block))] * (stages - 1) + [scarcest],
         kv_block=block,
         chunked_prefill=is_chunked,
         prefill_rows_max=draw(st.sampled_from([None, 1, 3])),
-        cohort_wait_ns=draw(st.sampled_from([0, 4])),
+        cohort_wait_ns=draw(st.sampled_from([0, 4, 20])),
     )
 
 
@@ -76,16 +78,35 @@ class ChaoticShell(RuleBasedStateMachine):
         for step in range(count):
             self.ring_shell.arrive(1 + (prompt + step) % half, 1 + (output - step) % half)
 
+    @rule(count=st.integers(3, 9), output=any_)
+    def a_crowd_comes_to_decode(self, count: int, output: int) -> None:
+        """Short prompts, long outputs, and laps until most of them decode."""
+        shell = self.ring_shell
+        half = shell.plan.context // 2
+        for step in range(count):
+            shell.arrive(1, half - (output + step) % half % 3)
+        for step in range(count + 2):
+            if shell.laps():
+                shell.lap(step)
+
     @precondition(lambda self: self.ring_shell.laps())
-    @rule(choice=any_, count=st.integers(1, 16), dt=dts)
+    @rule(dt=dts)
+    def all_but_one_of_a_cohort_stop(self, dt: int) -> None:
+        """What is left of it is ready alone, while the others fly in larger ones."""
+        laps = self.ring_shell.laps()
+        largest = max(range(len(laps)), key=lambda k: len(laps[k].outputs))
+        self.ring_shell.lap(largest, ~1, dt)
+
+    @precondition(lambda self: self.ring_shell.laps())
+    @rule(choice=any_, count=st.integers(1, 9), dt=dts)
     def laps_end(self, choice: int, count: int, dt: int) -> None:
         for step in range(count):
             if self.ring_shell.laps():
-                self.ring_shell.lap(choice * (step + 1), None, dt)
+                self.ring_shell.lap(choice * (step + 1), 0, dt)
 
     @precondition(lambda self: self.ring_shell.laps())
     @rule(choice=any_, stop=any_, dt=dts)
-    def a_token_stops_its_request(self, choice: int, stop: int, dt: int) -> None:
+    def tokens_stop_their_requests(self, choice: int, stop: int, dt: int) -> None:
         self.ring_shell.lap(choice, stop, dt)
 
     @precondition(lambda self: self.ring_shell.releases())
@@ -102,12 +123,24 @@ class ChaoticShell(RuleBasedStateMachine):
     @precondition(lambda self: self.ring_shell.model.live)
     @rule(choice=any_, reason=st.sampled_from(REASONS), dt=dts)
     def a_client_goes(self, choice: int, reason: FinishReason, dt: int) -> None:
-        self.ring_shell.cancel(choice, reason, dt)
+        live = self.ring_shell.model.live
+        self.ring_shell.cancel(live[choice % len(live)].id, reason, dt)
 
     @precondition(lambda self: self.ring_shell.model.open or self.ring_shell.model.lost)
     @rule(stage=any_, dt=dts)
     def a_stage_dies(self, stage: int, dt: int) -> None:
         self.ring_shell.lose(stage, dt)
+
+    @precondition(lambda self: self.ring_shell.model.decodes)
+    @rule(stage=any_, dt=dts)
+    def a_stage_dies_while_decodes_are_ready(self, stage: int, dt: int) -> None:
+        self.ring_shell.lose(stage, dt)
+
+    @precondition(lambda self: self.ring_shell.model.decodes)
+    @rule(choice=any_, dt=dts)
+    def the_client_of_a_ready_decode_goes(self, choice: int, dt: int) -> None:
+        ready = self.ring_shell.model.decodes
+        self.ring_shell.cancel(ready[choice % len(ready)].id, FinishReason.CANCELLED, dt)
 
     @precondition(lambda self: self.ring_shell.model.lost)
     @rule(choice=any_, dt=dts)
@@ -122,7 +155,7 @@ class ChaoticShell(RuleBasedStateMachine):
         shell.tell(LapEnded(MicroBatchId(choice), old, (RequestId(choice),)), dt)
         shell.tell(ReleaseEnded((RequestId(choice),), old))
 
-    @rule(longest=st.integers(0, 9), rest=st.integers(0, 9), link=st.integers(0, 9))
+    @rule(longest=st.integers(0, 9) | st.just(60), rest=st.integers(0, 9), link=st.integers(0, 9))
     def stages_are_measured(self, longest: int, rest: int, link: int) -> None:
         self.ring_shell.measure(longest, rest, link)
 
@@ -152,4 +185,4 @@ class ChaoticShell(RuleBasedStateMachine):
 
 
 TestRingUnderChaos = ChaoticShell.TestCase
-TestRingUnderChaos.settings = settings(stateful_step_count=40)
+TestRingUnderChaos.settings = settings(stateful_step_count=30)
