@@ -62,12 +62,38 @@ class StageMeter:
         """
         if not started:
             return
+        gaps = zip(chain((self.accounted_until,), sent), started, composed, strict=False)
+        self._starve(gaps, clock)
         self.busy_ns += sum(ended) - sum(started)
         self.blocked_by_credit_ns += sum(sent) - sum(ended)
-        self._starve(
-            zip(chain((self.accounted_until,), sent), started, composed, strict=False), clock
-        )
         self.accounted_until = Nanos(sent[-1])
+        self._check()
+
+    def add_summed(
+        self,
+        *,
+        busy_ns: int,
+        blocked_ns: int,
+        upstream_ns: int,
+        waits: Sequence[tuple[int, int]],
+        until: Nanos,
+        clock: CauseClock,
+    ) -> None:
+        """Account consecutive executions up to `until`, as `add` does, of which the sums are known.
+
+        Args:
+            busy_ns: Time computed.
+            blocked_ns: Time waited for a credit.
+            upstream_ns: Time empty-handed after the next micro-batch was composed.
+            waits: When it was empty-handed before that: `(free, composed or started)`, in order.
+            until: When the last one was sent.
+            clock: The head's causes since the last drain.
+        """
+        self.busy_ns += busy_ns
+        self.blocked_by_credit_ns += blocked_ns
+        self.starved_by_ns[Cause.UPSTREAM] += upstream_ns
+        clock.split(waits, self.starved_by_ns)
+        self.accounted_until = until
         self._check()
 
     def spend(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from kvasir_core.microbatch import BindingLimit, MicroBatch
 from kvasir_core.plan import Plan, blocks_for
 from kvasir_core.request import Request
-from kvasir_core.units import Epoch, MicroBatchId, RequestId
+from kvasir_core.units import Epoch, MicroBatchId, RequestId, make
 
 by_order = attrgetter("order")
 is_running = attrgetter("is_running")
@@ -119,11 +119,11 @@ class Queues:
         assert row_count <= self.plan.row_width
         self.passed_over = not count and bool(self.decodes)
         self.open_count += 1
-        batch = MicroBatch(
+        fields = (
             id_, epoch, tuple(ids), tuple(starts), rows, count, completing, row_count, context,
             binding,
         )  # fmt: skip
-        return batch, members
+        return make(MicroBatch, fields), members
 
     def _take_chunks(
         self,

@@ -49,7 +49,7 @@ from kvasir_core.plan import Plan
 from kvasir_core.queues import Composition, Predict, Queues, by_order, is_running
 from kvasir_core.request import Request
 from kvasir_core.statistics import RingStatistics, Tally
-from kvasir_core.units import Epoch, MicroBatchId, Nanos, RequestId
+from kvasir_core.units import Epoch, MicroBatchId, Nanos, RequestId, make
 from kvasir_core.window import window_for
 
 Orders = list[RingDecision]
@@ -215,7 +215,7 @@ class Ring:
         delivered = batch.requests
         if not is_whole:
             delivered = tuple([request.id for request in tokens if request.is_live])
-        orders: Orders = [Deliver(id_, delivered)] if delivered else []
+        orders: Orders = [make(Deliver, (id_, delivered))] if delivered else []
         if ended:
             self._end(ended, orders)
         return orders
@@ -332,7 +332,7 @@ class Ring:
                 id_ = MicroBatchId(tally.micro_batches)
                 tally.micro_batches += 1
                 self._open[id_] = flight = queues.take(composition, id_, self.epoch)
-                orders.append(Launch(flight[0]))
+                orders.append(make(Launch, (flight[0],)))
             # The victim may have stood before decodes that have room.
             is_relieved = is_short and self._relieve_kv(orders)
             if not (decodes or chunks or is_relieved):

@@ -12,6 +12,9 @@ Epoch = NewType("Epoch", int)
 
 NANOS_PER_SECOND = 1_000_000_000
 
+make = tuple.__new__
+"""`make(Launch, (batch,))` is `Launch(batch)` in half the time: for what is made once a lap."""
+
 
 def nanos(seconds: float) -> Nanos:
     """Seconds to the nearest nanosecond (ties to even, as `round` does)."""

@@ -50,7 +50,7 @@ class LapRows:
 
     def __init__(self, stages: int, laps_max: int) -> None:
         self._stages = stages
-        row = Struct(f"{FIELDS + STAMPS * stages}q")
+        row = Struct(f"{FIELDS + STAMPS * stages}n")  # int64, and faster to pack than "q"
         self._pack = row.pack_into
         self._row_bytes = row.size
         self._buffer = bytearray(laps_max * row.size)

@@ -27,7 +27,8 @@ from kvasir_scenario.report_schema import Report
 from kvasir_scenario.tables import Ints, TableWriter
 
 PICTURE_LAPS = 512  # Of a flush, so many laps keep their members, for the picture of the ring.
-FLUSH_LAPS = 4096  # The fixed cost of a flush is spread over so many laps.
+FLUSH_LAPS = 8192  # The fixed cost of a flush is spread over so many laps,
+FLUSH_STAMPS = 1 << 17  # or fewer: of a thousand stages they would be 256 MB.
 SAMPLE_INTS = 4  # Time, waiting, running, KV blocks in use.
 Interval = tuple[str, int, int, int]  # busy, credit or experts; start, stop, composed.
 
@@ -82,7 +83,8 @@ class Recorder:
         self._rows = 0
         self._trace_failed_at: list[Ints] = []
         self._has_cut = False
-        self._laps = LapRows(plan.stages, FLUSH_LAPS)
+        laps_max = min(FLUSH_LAPS, FLUSH_STAMPS // plan.stages // STAMPS)
+        self._laps = LapRows(plan.stages, laps_max)
         self._laps.keeps_batches = out is not None
         self._samples: list[int] = []
         self._offers: list[int] = []
@@ -117,6 +119,10 @@ class Recorder:
         self._trace_failed_at.append(arrivals[failed])
         codes = np.full(failed.size, FAILED, np.int8)
         self._ledger.end(ids[failed], arrivals[failed], codes)
+
+    def withdraw(self, after_ns: int) -> None:
+        """Requests that were offered ahead of time for later than this will not come."""
+        self._ledger.censor(after_ns)
 
     def lap(
         self,
@@ -246,18 +252,17 @@ class Recorder:
                 started, ended, sent = (
                     np.where(times >= 0, times, -1 - times) for times in (started, ended, sent)
                 )
-            # The meter gets executions that follow each other without a gap as one.
             free = np.append(meter.accounted_until, sent[:-1])
-            is_first = started != free
-            is_first[0] = True
-            first = np.flatnonzero(is_first)
-            busy = np.add.reduceat(ended - started, first)
-            last = np.append(first[1:], started.size) - 1
-            start = started[first]
-            meter.add(
-                start.tolist(), (start + busy).tolist(), sent[last].tolist(),
-                laps.composed[first].tolist(), self._causes,
-            )  # fmt: skip
+            known = np.minimum(np.maximum(laps.composed, free), started)
+            waited = known > free
+            meter.add_summed(
+                busy_ns=int((ended - started).sum()),
+                blocked_ns=int((sent - ended).sum()),
+                upstream_ns=int((started - known).sum()),
+                waits=list(zip(free[waited].tolist(), known[waited].tolist(), strict=True)),
+                until=Nanos(int(sent[-1])),
+                clock=self._causes,
+            )
         self._causes.drain_before(min(meter.accounted_until for meter in self._meters))
 
     def _spend(self, stage: int, meter: StageMeter) -> None:
