@@ -32,6 +32,7 @@ from kvasir_core import (
     TimePassed,
 )
 from kvasir_core.eventlog import encode
+from kvasir_core.units import make
 from kvasir_scenario.recorder import Recorder
 from kvasir_sim.conveyor import Conveyor
 from kvasir_sim.costs.base import CostModel
@@ -163,7 +164,7 @@ class Shell:
         self._delivered = ()
         if self._sampler is not None:
             self._measure(flight, now)
-        self.tell(LapEnded(id_, epoch), now)
+        self.tell(make(LapEnded, (id_, epoch, ())), now)
         self.recorder.lap(batch, flight.composed, now, self._delivered, flight.stamps)
         if id_ < SAMPLED_LAPS or not id_ % SAMPLE_EVERY:
             self.recorder.sample(now, *self.ring.load)

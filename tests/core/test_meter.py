@@ -119,6 +119,25 @@ def test_intervals_spent_one_by_one_count_the_same(history: History) -> None:
     assert meter.blocked_by_experts_ns == sum(run.sent - run.end for run in runs[1::2])
 
 
+@given(histories())
+def test_sums_of_executions_count_the_same(history: History) -> None:
+    """What a caller with the columns at hand adds up, in one piece."""
+    meter, clock, runs = StageMeter(), history.clock(), history.runs
+    if runs:
+        free = [0, *(run.sent for run in runs[:-1])]
+        known = [min(max(run.composed, at), run.start) for run, at in zip(runs, free, strict=True)]
+        meter.add_summed(
+            busy_ns=sum(run.end - run.start for run in runs),
+            blocked_ns=sum(run.sent - run.end for run in runs),
+            upstream_ns=sum(run.start - at for run, at in zip(runs, known, strict=True)),
+            waits=list(zip(free, known, strict=True)),
+            until=Nanos(runs[-1].sent),
+            clock=clock,
+        )
+    meter.close(Nanos(history.close), clock)
+    assert counted(meter) == history.walk()
+
+
 def test_a_stage_that_joins_later_counts_from_then() -> None:
     meter, clock = StageMeter(since=Nanos(10)), CauseClock()
     feed(meter, [Run(composed=4, start=12, end=15, sent=15)], clock)
