@@ -53,6 +53,11 @@ class OpenLoop:
         """Nobody will arrive any more."""
         return self._next == self.count
 
+    def stop(self) -> None:
+        """Nobody arrives from now on."""
+        self.count = self._next
+        self._shell.recorder.withdraw(self._shell.env.now)
+
     def _arrived(self, _: simpy.Event) -> None:
         shell, arrivals, index = self._shell, self._arrivals, self._next
         now = arrivals[index]

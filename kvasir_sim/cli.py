@@ -12,6 +12,7 @@ import click
 from kvasir_core.errors import KvasirError
 
 SUBCOMMANDS = {
+    "campaign": "kvasir_sim.commands.campaign",
     "compare": "kvasir_sim.commands.compare",
     "plan": "kvasir_sim.commands.plan",
     "report": "kvasir_sim.commands.report",

@@ -1,5 +1,6 @@
 """Faults of the ring, from the scenario: at given times, or at random with a seed of their own."""
 
+from collections import Counter
 from collections.abc import Generator
 from typing import Any
 
@@ -23,7 +24,8 @@ class RingFaults:
         self._shell = shell
         self._down_until: dict[int, int] = {}
         self._slow: dict[tuple[str, int], list[float]] = {}
-        self.injected = 0
+        self.injected: Counter[str] = Counter()  # By kind.
+        self.is_healed = False  # Nothing strikes any more.
         for index, fault in enumerate(faults):
             if isinstance(fault, kinds.RING_FAULTS):
                 key = (int(Purpose.FAULTS), index)
@@ -46,14 +48,14 @@ class RingFaults:
         mean_ns = SECONDS_PER_HOUR * NANOS_PER_SECOND / fault.rate_per_h
         while True:
             yield env.timeout(max(1, round(chance.exponential(mean_ns))))
-            if self._shell.is_over():
+            if self._shell.is_over() or self.is_healed:
                 return
             self._strike(fault, int(draw_nanos(durations, chance, 1)[0]), chance)
 
     def _strike(self, fault: RingFault, for_ns: int, chance: np.random.Generator) -> None:
         if self._shell.is_over():
             return
-        self.injected += 1
+        self.injected[fault.kind] += 1
         pipeline, env = self._shell.pipeline, self._shell.env
         place = fault.stage if isinstance(fault, kinds.StageLost | kinds.StageSlow) else fault.hop
         if place == "any":

@@ -76,6 +76,7 @@ class Simulation:
                 is_faulty=any(isinstance(fault, RING_FAULTS) for fault in scenario.faults),
                 event_log=log, progress=progress,
             )  # fmt: skip
+        self.ring_faults = RingFaults(self._shell, scenario.faults, scenario.run.seed)
         self._out = out
         self._csv = csv
 
@@ -121,7 +122,7 @@ class Simulation:
         if self._facts.failed_rows is not None:
             OpenLoop.record_failed(shell, self._facts.failed_rows, horizon)
         shell.is_exhausted = lambda: actor.is_exhausted
-        RingFaults(shell, scenario.faults, scenario.run.seed)
+        self.actor = actor
         if self.swarm is not None:
             return self.swarm.drive(horizon)
         if horizon is None:

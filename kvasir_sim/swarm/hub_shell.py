@@ -27,11 +27,12 @@ from kvasir_core.swarm.events import (
     HubEvent,
     MapRow,
     ModelRegistered,
+    RelayClosed,
     ServedRow,
     ServingReported,
     SlotsPolled,
 )
-from kvasir_core.swarm.words import CoordinatorId, PollId
+from kvasir_core.swarm.words import CoordinatorId, PollId, Session, WorkerId
 from kvasir_sim.pipeline import Clock
 from kvasir_sim.swarm.laws import Watch
 from kvasir_sim.swarm.network import Line, after
@@ -75,6 +76,7 @@ class HubShell:
         self.target = 0
         self.is_recruiting = False
         self.target_changes: list[tuple[int, int]] = []  # When, to what.
+        self._closed_meanwhile: list[tuple[WorkerId, Session]] = []
         self._before: dict[str, int] = {}  # Counts of hubs that crashed.
         self._events = 0
         self._alarm_at: int | None = None
@@ -148,6 +150,7 @@ class HubShell:
     def crash(self) -> None:
         """It is gone; its disk keeps what a restart needs."""
         self.is_up = False
+        self._closed_meanwhile.clear()
         self._kept = self.hub.snapshot()
         statistics = self.hub.statistics()
         for name in COUNTS:
@@ -167,6 +170,13 @@ class HubShell:
         if self.is_reachable:
             self.tell(TimePassed())
 
+    def close_relay(self, worker: WorkerId, session: Session) -> None:
+        """A connection ended. No message can be lost here: the relay's own socket says so."""
+        if self.is_paused:
+            self._closed_meanwhile.append((worker, session))
+        elif self.is_up:
+            self.tell(RelayClosed(worker, session))
+
     def pause(self) -> None:
         """Stopped: what is sent to it meanwhile is not answered."""
         self.is_paused = True
@@ -174,8 +184,13 @@ class HubShell:
     def go_on(self) -> None:
         """It continues where it was."""
         self.is_paused = False
+        if not self.is_up:
+            return
         self._alarm_at = None
         self.tell(TimePassed())
+        for worker, session in self._closed_meanwhile:
+            self.tell(RelayClosed(worker, session))
+        self._closed_meanwhile.clear()
 
     def _obey(self, order: HubDecision) -> HubDecision | None:
         match order:

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
+import simpy
+
 from kvasir_core import Nanos, Plan, Ring, TimePassed, nanos
 from kvasir_scenario.recorder import Recorder
 from kvasir_scenario.schema import Scenario
@@ -19,6 +21,7 @@ from kvasir_sim.swarm.swarm import Swarm
 from kvasir_sim.swarm.timeline import Timeline, TokenClock
 
 FOR_EVER = 1 << 62
+STUCK_NS = nanos(3600)  # No lap and no outage takes so long.
 
 
 class SwarmRun:
@@ -62,20 +65,19 @@ class SwarmRun:
         progress: Callable[[int, int], None] | None,
     ) -> SwarmShell:
         """The ring's shell, with this swarm as its stages' experts."""
-        self._shell = SwarmShell(
+        self.shell = SwarmShell(
             self._env, self._plan, self._costs, links, ring, recorder, self.swarm.coordinator,
             overlap=self.swarm.experts.overlap, tokens=self._tokens, event_log=log,
             progress=progress,
         )  # fmt: skip
-        return self._shell
+        return self.shell
 
     def drive(self, horizon: int | None) -> int:
         """To the horizon, or until the last request has ended; returns that time (ns)."""
-        env, shell = self._env, self._shell
+        env, shell = self._env, self.shell
         self.swarm.start(shell)
         if horizon is None:
-            if not shell.is_over():
-                env.run(until=shell.over)
+            self._run_until_over()
             end = shell.last_end
         else:
             env.run(until=horizon + 1)  # SimPy leaves out what happens at the very end.
@@ -84,6 +86,15 @@ class SwarmRun:
         shell.cut(end)
         shell.overlapping.close(end)
         return end
+
+    def _run_until_over(self) -> None:
+        """The swarm's own events never end, so a stuck ring shows as one where nothing happens."""
+        env, shell = self._env, self.shell
+        told = -1
+        while not shell.is_over():
+            assert shell.told > told, "the ring is stuck: requests live, and nothing will happen"
+            told = shell.told if shell.is_exhausted() else -1
+            env.run(until=simpy.AnyOf(env, [shell.over, env.timeout(STUCK_NS)]))
 
     def close(self, out: Path | None, end_ns: int, *, csv: bool) -> SwarmPart:
         """Check the cores in full, write the timeline, and say what the swarm was like."""

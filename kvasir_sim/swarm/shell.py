@@ -85,11 +85,17 @@ class SwarmShell(Shell):
         self._travelling: deque[tuple[int, Releases]] = deque()  # Behind which micro-batch.
         self._launched = 0  # The last micro-batch.
         self._ended_now: list[RequestId] = []
+        self.told = 0  # Events.
         self.over = env.event()  # Succeeds when nobody is in the ring and nobody will come.
 
     def tell(self, event: RingEvent, at: Nanos | None = None) -> None:
         """Report a fact to the core, and see whether that was all."""
         super().tell(event, at)
+        self.told += 1
+        self.see_whether_over()
+
+    def see_whether_over(self) -> None:
+        """Nobody is in the ring and nobody will come: the run may end."""
         if not self.over.triggered and self.is_over():
             self.over.succeed()
 

@@ -18,7 +18,6 @@ from kvasir_core.swarm.decisions import Acknowledge, AdmitRelay, Assign, Decline
 from kvasir_core.swarm.events import (
     CoverageReported,
     Held,
-    RelayClosed,
     RelayOpened,
     VolunteerAsked,
 )
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from kvasir_sim.swarm.hub_shell import HubShell
 
 NO_REPLY_NS = nanos(10)  # A volunteer whose question is not answered asks again.
+KEEPALIVE_NS = nanos(20)  # A dial whose handshake got lost is seen as closed by then.
 NEXT_SLICE_NS = nanos(0.1)  # From one slice that is ready to the question for the next.
 DRAIN_NS = nanos(10)  # From a goodbye to the end: two fetches of the map.
 HELD_MAX = 1024  # Slices it tells the hub of, the latest first.
@@ -150,7 +150,7 @@ class Worker:
         if self.is_connected:
             self.is_connected = False
             if self._hub is not None:
-                self._hub_says(RelayClosed(self.id, self.session))
+                self._hub.close_relay(self.id, self.session)
         self.on_closed(self)
 
     def stall(self, for_ns: int) -> None:
@@ -267,10 +267,16 @@ class Worker:
                     self.on_closed(self)  # The older connection goes.
                 self.session, self.is_connected = session, True
 
+        def see() -> None:
+            is_there = self.life == life and self.is_connected and self.session == session
+            if not is_there:
+                hub.close_relay(self.id, session)
+
         event = RelayOpened(self.id, session)
         self._line.ask(lambda: hub.serve(event) if hub.has_relay else None, reply)
+        after(self.env, KEEPALIVE_NS, see)
 
-    def _hub_says(self, event: CoverageReported | RelayClosed) -> None:
+    def _hub_says(self, event: CoverageReported) -> None:
         hub = self._hub
         assert hub is not None
         self._line.carry(lambda: hub.tell_peer(event))
