@@ -52,7 +52,7 @@ class Conveyor:
     ) -> None:
         self._env = env
         self._on_return = on_return
-        self._hops = hops = [Hop(link, plan.credits if k else None) for k, link in enumerate(links)]
+        self._hops = hops = [Hop(link, plan.credits) for link in links]
         for hop, following in pairwise(hops):
             hop.following = following.starts
         hops[-1].is_return = True
