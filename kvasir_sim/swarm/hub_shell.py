@@ -77,6 +77,7 @@ class HubShell:
         self.is_recruiting = False
         self.target_changes: list[tuple[int, int]] = []  # When, to what.
         self._closed_meanwhile: list[tuple[WorkerId, Session]] = []
+        self.losses: list[tuple[int, WorkerId]] = []  # When it gave whom up.
         self._before: dict[str, int] = {}  # Counts of hubs that crashed.
         self._events = 0
         self._alarm_at: int | None = None
@@ -201,6 +202,7 @@ class HubShell:
                 self.is_recruiting = order.is_recruiting
                 self.target_changes.append((self._env.now, order.target))
             case LoseWorker():
+                self.losses.append((self._env.now, order.worker))
                 self._watch.lost(order.worker, self._policy.coverage_ttl_ns)
             case LapseClaim():
                 pass

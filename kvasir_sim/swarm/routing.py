@@ -141,6 +141,8 @@ def read_shares(path: Path, experts: int) -> Floats:
         weighted = [
             (part["tokens"], np.array(part["expert_share_by_layer"], float)) for part in sets
         ]
+        if not all(tokens > 0 for tokens, _ in weighted):
+            raise ValueError("tokens must be above 0")
         total = sum(tokens * shares for tokens, shares in weighted)
         mean = np.asarray(total / sum(tokens for tokens, _ in weighted))
     except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:

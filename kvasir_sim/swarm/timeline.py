@@ -86,7 +86,7 @@ class Timeline:
         if horizon_ns is not None:
             period_s = min(max(horizon_ns / NANOS_PER_SECOND / ROWS, PERIOD_S[0]), PERIOD_S[1])
         self._period_ns = nanos(period_s)
-        self._rows: list[tuple[int | float | bool, ...]] = []
+        self.rows: list[tuple[int | float | bool, ...]] = []
         self._before = (0, 0, 0, 0, 0, 0)  # Time, tokens, gap_ns, gaps, pairs, remote pairs.
         after(swarm.env, self._period_ns, self._again)
 
@@ -112,7 +112,7 @@ class Timeline:
         standing = self._standings()
         hub = swarm.hub
         target = 0 if hub is None else hub.target
-        self._rows.append((
+        self.rows.append((
             now, waiting, running, swarm.coordinator.is_engaged,
             hub is not None and hub.is_recruiting, target, claims, online, covering,
             *(standing[s] for s in reversed(WORST)), covered, reached, swarm.tally.downloads,
@@ -182,11 +182,11 @@ class Timeline:
         """`swarm.parquet`."""
         kinds = [field.type.to_pandas_dtype() for field in tables.SWARM]
         with TableWriter(directory / "swarm", tables.SWARM, csv=csv) as writer:
-            if not self._rows:
+            if not self.rows:
                 return
             columns: list[object] = []
             for index, (column, kind) in enumerate(
-                zip(zip(*self._rows, strict=True), kinds, strict=True)
+                zip(zip(*self.rows, strict=True), kinds, strict=True)
             ):
                 if not index:
                     columns.append(tables.seconds(np.array(column, np.int64)))

@@ -86,6 +86,7 @@ class Worker:
         self.disk: dict[Slice, None] = {}  # The latest last.
         self.trips: dict[int, Trip] = {}  # Asked and not answered.
         self.stalled_until = 0
+        self.joins = self.exits = 0  # Times that it came to serve, and served no more.
         self.wrong_accepted = 0  # Wrong answers that entered a sum, since its last quarantine,
         self.wrong_accepted_max = 0  # and the most before any.
         self.slower: list[float] = []  # Faults that slow it down now.
@@ -220,6 +221,7 @@ class Worker:
         self.disk.pop(slice_, None)
         self.disk[slice_] = None
         if not any(_overlaps(slice_, own) for own in self.slices):
+            self.joins += not self.slices
             self.slices[slice_] = Holding(is_download)
             self._tally.starts += 1
             self._beat(claim)
@@ -283,6 +285,7 @@ class Worker:
 
     def _drop(self, slice_: Slice) -> None:
         holding = self.slices.pop(slice_)
+        self.exits += not self.slices
         self._tally.stops += 1
         if holding.is_download and not holding.served:
             self._tally.wasted_downloads += 1
