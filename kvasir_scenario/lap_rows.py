@@ -28,7 +28,7 @@ class Laps:
         stamps: `int64[laps, stages, STAMPS]`.
         tokens: Requests that got a token, lap by lap; `token_counts` of each lap.
         prompts: Requests with a prompt chunk, lap by lap; `spans - decodes` of each lap.
-        batches: The micro-batches, if they were to be kept.
+        batches: The first micro-batches, as many as were to be kept.
     """
 
     ids: Ints
@@ -58,7 +58,7 @@ class LapRows:
         self._tokens: list[int] = []
         self._prompts: list[int] = []
         self._batches: list[MicroBatch] = []
-        self.keeps_batches = False
+        self.kept_max = 0  # So many micro-batches are kept, the first ones.
         self._at = 0  # Where the next row begins.
 
     def __len__(self) -> int:
@@ -82,7 +82,7 @@ class LapRows:
         self._tokens += delivered
         if decodes < spans:
             self._prompts += requests[decodes:]
-        if self.keeps_batches:
+        if len(self._batches) < self.kept_max:
             self._batches.append(micro_batch)
         self._at = at = self._at + self._row_bytes
         return at == self._end

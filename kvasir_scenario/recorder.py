@@ -85,7 +85,8 @@ class Recorder:
         self._has_cut = False
         laps_max = min(FLUSH_LAPS, FLUSH_STAMPS // plan.stages // STAMPS)
         self._laps = LapRows(plan.stages, laps_max)
-        self._laps.keeps_batches = out is not None
+        self._pictured_max = (laps_max + PICTURE_LAPS) // 2  # To the middle of a flush.
+        self._laps.kept_max = self._pictured_max if out is not None else 0
         self._samples: list[int] = []
         self._offers: list[int] = []
         self._ends: list[int] = []
@@ -232,10 +233,10 @@ class Recorder:
             ])  # fmt: skip
             self._write_stages(laps)
             if laps.batches:
-                self._write_spans(laps.batches)
+                self._write_spans(laps)
             self._flushes += 1
-            # Members of flush 0, 1, 2, 4, 8, and so on.
-            self._laps.keeps_batches = not self._flushes & (self._flushes - 1)
+            is_pictured = not self._flushes & (self._flushes - 1)  # Flush 0, 1, 2, 4, 8, and so on.
+            self._laps.kept_max = self._pictured_max if is_pictured else 0
         self._has_cut = False
 
     def _feed_meters(self, laps: Laps) -> None:
@@ -270,10 +271,10 @@ class Recorder:
             meter.spend(state, Nanos(start), Nanos(stop), Nanos(composed), self._causes)
         self._spent[stage].clear()
 
-    def _write_spans(self, batches: list[MicroBatch]) -> None:
+    def _write_spans(self, laps: Laps) -> None:
         """Members of the laps in the middle of this flush: enough for a picture, never all."""
-        first = max(0, (len(batches) - PICTURE_LAPS) // 2)
-        batches = batches[first : first + PICTURE_LAPS]
+        first = max(0, (laps.ids.size - PICTURE_LAPS) // 2)
+        batches = laps.batches[first : first + PICTURE_LAPS]
         counts = [len(batch.requests) for batch in batches]
         ids, decodes = (
             np.repeat(np.array(column, np.int64), counts)

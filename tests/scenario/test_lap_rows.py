@@ -62,14 +62,15 @@ def test_columns_say_what_was_added_whatever_comes_after(stages: int) -> None:
         assert columns.stamps.reshape(len(laps), -1).tolist() == [lap[4] for lap in laps]
 
 
-def test_micro_batches_are_kept_only_while_they_are_wanted() -> None:
+@pytest.mark.parametrize("kept_max", [0, 2, 4])
+def test_only_the_first_micro_batches_are_kept_after_each_take(kept_max: int) -> None:
     rows = LapRows(2, laps_max=9)
-    laps = some_laps(3, 2, seed=3)
-    for lap, keeps in zip(laps, (False, True, False), strict=True):
-        rows.keeps_batches = keeps
-        rows.add(*lap)
-    assert rows.take().batches == [laps[1][0]]
-    assert rows.take().batches == []
+    rows.kept_max = kept_max
+    for seed in (3, 4):
+        laps = some_laps(3, 2, seed)
+        for lap in laps:
+            rows.add(*lap)
+        assert rows.take().batches == [lap[0] for lap in laps][:kept_max]
 
 
 def test_every_binding_limit_has_its_code() -> None:
