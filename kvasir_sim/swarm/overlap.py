@@ -2,10 +2,11 @@
 
 A stage holds at most `overlap` micro-batches (1 blocks). It computes one at a time. A held
 micro-batch first computes all that is not routed experts; its experts then are local (more
-computing), or remote: it is *parked* until their results are in, and the stage takes up whoever is
-ready. Finished ones leave as soon as the next stage has a free slot, and may overtake each other,
-except that chunks of one prompt leave in the order in which they came (and so compute, since
-computing is first come, first served).
+computing), or remote: it is *parked* until their results are in. While all that it holds are
+parked, the stage takes another in hand; where nothing is remote it is therefore a plain stage.
+Finished ones leave as soon as the next stage has a free slot, and may overtake each other, except
+that chunks of one prompt leave in the order in which they came (and so compute, since computing is
+first come, first served).
 
 A real stage alternates between layers: compute, wait, compute, wait. Here each kind is one piece
 per micro-batch and stage: with the same totals the stage is busy for the same share of the time,
@@ -55,6 +56,16 @@ class Visit:
         self.is_done = False
         self.has_left = False
         self.is_lost = False  # Its epoch ended.
+
+    @property
+    def is_behind(self) -> bool:
+        """It must not leave yet."""
+        return self.behind is not None and not self.behind.has_left
+
+    @property
+    def is_waiting(self) -> bool:
+        """For its experts, or done and behind one that waits."""
+        return self.parked_from is not None or (self.is_done and self.is_behind)
 
 
 class Experts(Protocol):
@@ -162,15 +173,18 @@ class OverlapStage(Stage):
 
     def _go_on(self) -> None:
         """Hand over, take in and compute whatever can be, then account for the time."""
-        while self._leave() or self._take():
-            pass
-        if self._computing is None and self._ready:
-            self._compute_next()
+        while True:
+            if self._computing is None and self._ready:
+                self._compute_next()
+            if not (self._leave() or self._take()):
+                break
         self._note(self._state_now())
 
     def _take(self) -> bool:
         """Take the first micro-batch of the input in hand, which frees its slot."""
-        if not self._queue or len(self._held) >= self._overlap:
+        if not self._queue or len(self._held) >= self._overlap or self._computing or self._ready:
+            return False
+        if not all(visit.is_waiting for visit in self._held):
             return False
         flight = self._queue.popleft()
         behind = next((v for v in reversed(self._held) if _shares_prompt(v.flight, flight)), None)
@@ -224,7 +238,7 @@ class OverlapStage(Stage):
     def _leave(self) -> bool:
         """Hand the first finished micro-batch over that may go; False if none may."""
         following = self.next
-        visit = next((v for v in self._done if v.behind is None or v.behind.has_left), None)
+        visit = next((visit for visit in self._done if not visit.is_behind), None)
         if visit is None:
             return False
         if following is not None:

@@ -141,11 +141,14 @@ def test_chunks_of_one_prompt_never_overtake_each_other() -> None:
 
 
 def test_all_held_ones_waiting_for_the_next_stage_is_blocked_by_credit() -> None:
-    world = World(2, overlap=2, credits_=1)
+    world = World(2, overlap=2, credits_=1, away={(1, 0): 20, (2, 0): 20})
     for number in range(4):
         world.give(0, batch(number), [10, 100])
     world.run()
-    assert world.states(0) == [("busy", 0, 40), ("credit", 40, 110)]
+    # 1 is back at 40 and takes the free slot; 2 is back at 50, when 3 is computed: both wait.
+    assert world.states(0) == [
+        ("busy", 0, 30), ("experts", 30, 40), ("busy", 40, 50), ("credit", 50, 210),
+    ]  # fmt: skip
     assert [at for _, at in world.returned] == [110, 210, 310, 410]
 
 
@@ -177,12 +180,12 @@ holds = st.lists(st.integers(0, 30), min_size=3, max_size=3)
 moments = st.lists(st.tuples(st.integers(0, 40), holds), min_size=1, max_size=12)
 
 
-@given(moments, st.sampled_from([1, 2, None]), st.integers(0, 5))
-def test_without_remote_experts_an_overlap_of_one_is_the_plain_pipeline(
-    given_: list[tuple[int, list[int]]], credits_: int | None, latency: int
+@given(moments, st.sampled_from([1, 2, None]), st.integers(0, 5), st.integers(1, 4))
+def test_without_remote_experts_a_stage_is_a_plain_one_whatever_its_overlap(
+    given_: list[tuple[int, list[int]]], credits_: int | None, latency: int, overlap: int
 ) -> None:
     link = LinkCost(latency, 1, None, occupies_sender=False)
-    world = World(3, 1, credits_=credits_, link=link)
+    world = World(3, overlap, credits_=credits_, link=link)
     plain_env = Clock()
     plain = Pipeline(plain_env, plan_of(3, credits_), [link] * 3, 0, lambda _flight, _now: None)
     flights = []
