@@ -35,15 +35,20 @@ class Measured:
     engine_cpu_us_per_lap: float
 
 
+def window_of(stages: int) -> int:
+    """Deep enough to cover links and handovers, about a tenth of a hold each."""
+    return stages + stages // 4
+
+
 def plan_of(stages: int, packer: str) -> Plan:
-    window = 1 if packer == "drained" else stages + 1  # One more covers the links.
+    window = 1 if packer == "drained" else window_of(stages)
     return Plan(
         layers=split_evenly(stages, stages),
         row_width=64,
         micro_batch_width=WIDTH,
         window=window,
         window_max=window,
-        running_max=WIDTH * (stages + 1),
+        running_max=WIDTH * window_of(stages),
         context=4096,
         kv_tokens=(1 << 20,) * stages,
         hidden=576,
@@ -98,9 +103,9 @@ def compare(stages: int) -> dict[str, float]:
         for repeat in range(REPEATS):
             first = 10_000 * repeat
             results["drained"].append(measure(engines["drained"], WIDTH, LAPS // stages, first))
-            requests = WIDTH * (stages + 1)
+            requests = WIDTH * window_of(stages)
             results["cohort"].append(
-                measure(engines["cohort"], requests, LAPS // (stages + 1), first)
+                measure(engines["cohort"], requests, LAPS // window_of(stages), first)
             )
     finally:
         for engine in engines.values():

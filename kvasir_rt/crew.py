@@ -16,7 +16,7 @@ from kvasir_core.units import Epoch
 from kvasir_rt import wire
 from kvasir_rt.agent import boot_id
 from kvasir_rt.link import Inbox, Traffic
-from kvasir_rt.member import CrewOptions, Loss, Member, Spare, Step
+from kvasir_rt.member import HOLD_FLOOR_NS, CrewOptions, Loss, Member, Spare, Step
 from kvasir_rt.ring_errors import RingDown, WireError
 from kvasir_rt.supervisor import StageProcess, Supervisor
 
@@ -345,13 +345,15 @@ class Crew:
                 self._report(
                     member, f"its neighbours did not answer for {since / 1e9:.1f} s", is_dead=True
                 )
-        elif member.beat is not None and member.beat.epoch == self.epoch:
-            limit_ns = member.hold_limit_ns(member.beat.rows)
-            if member.beat.held_ns > limit_ns:
+        elif (beat := member.beat) is not None and beat.epoch == self.epoch:
+            limit_ns = HOLD_FLOOR_NS  # The least; what is below it needs no statistics.
+            if beat.held_ns > limit_ns:
+                limit_ns = member.hold_limit_ns(beat.rows)
+            if beat.held_ns > limit_ns:
                 self._report(
                     member,
-                    f"micro-batch {member.beat.holding} is computed for "
-                    f"{member.beat.held_ns / 1e9:.1f} s; {limit_ns / 1e9:.1f} s were allowed",
+                    f"micro-batch {beat.holding} is computed for "
+                    f"{beat.held_ns / 1e9:.1f} s; {limit_ns / 1e9:.1f} s were allowed",
                     is_dead=True,
                 )
         broken = member.link_broken_ns

@@ -5,6 +5,7 @@ polling, so that everything behind it is single-threaded.
 """
 
 import contextlib
+import gc
 import logging
 import threading
 import time
@@ -111,6 +112,7 @@ class Engine:
         if self.driver.down_why:
             self._thread.join()
             raise RingDown(self.driver.down_why)
+        gc.freeze()  # What is loaded by now stays; the collector need not walk it in every lap.
 
     def submit(self, submission: Submission) -> None:
         """Queue a request. Its events come on the engine's thread, the last is an `EndEvent`.
