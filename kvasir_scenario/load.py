@@ -40,7 +40,7 @@ def load_scenario(
         ScenarioError: One line per complaint: file, line, key, what was found, what is right.
     """
     return load_text(
-        _read(path),
+        read_text(path),
         label=str(path),
         base=path.parent,
         overrides=overrides,
@@ -98,7 +98,12 @@ def resolve_path(scenario: Scenario, text: str) -> Path:
     return expand_path(text, scenario.base)
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A scenario file's text.
+
+    Raises:
+        ScenarioError: It cannot be read, is too long, or is no UTF-8.
+    """
     try:
         with path.open("rb") as file:
             raw = file.read(FILE_BYTES_MAX + 1)

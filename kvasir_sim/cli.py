@@ -16,6 +16,7 @@ SUBCOMMANDS = {
     "compare": "kvasir_sim.commands.compare",
     "plan": "kvasir_sim.commands.plan",
     "report": "kvasir_sim.commands.report",
+    "sweep": "kvasir_sim.commands.sweep",
 }
 """Each module has a click command named `command`."""
 
