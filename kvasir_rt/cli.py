@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from kvasir_core.errors import KvasirError
+from kvasir_rt.serve_cli import expert_options, read_expert_options
 
 SCENARIO = "SCENARIO"  # The name, in the help, of the command that no name selects.
 
@@ -124,6 +125,7 @@ def group() -> None:
 @click.option("--ring-listen", help="HOST:PORT where those stages join.")
 @click.option("--ring-keys", type=click.Path(path_type=Path), help="Keeps the ring's keys.")
 @click.option("--events", type=click.Path(path_type=Path), help="Write the core's event log.")
+@expert_options
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
@@ -132,7 +134,10 @@ def group() -> None:
 )
 @click.option("--log-form", type=click.Choice(["text", "json"]), default="text")
 def serve(**given: Any) -> None:
-    """Serve MODEL (a GGUF file, or smollm2-135m) over an OpenAI-compatible API."""
+    """Serve MODEL (a GGUF file, or smollm2-135m) over an OpenAI-compatible API.
+
+    With --hub, routed experts of a mixture-of-experts model may be computed by workers under load.
+    """
     from kvasir_rt import logs
     from kvasir_rt.bridge.limits import Limits
     from kvasir_rt.serve import ServeOptions, read_api_key
@@ -140,6 +145,7 @@ def serve(**given: Any) -> None:
     from kvasir_rt.serve_plan import RingOptions
 
     logs.configure(level=given["log_level"], form=given["log_form"])
+    experts = read_expert_options(given)
     ring = RingOptions(
         stages=given["stages"],
         layers=given["layers"],
@@ -152,6 +158,7 @@ def serve(**given: Any) -> None:
         running_max=given["running_max"],
         kv_tokens=given["kv_tokens"],
         packer=given["packer"],
+        overlap=experts.overlap if experts is not None else 1,
     )
     options = ServeOptions(
         model=given["model"],
@@ -168,6 +175,7 @@ def serve(**given: Any) -> None:
         ring_listen=given["ring_listen"],
         ring_keys=given["ring_keys"],
         events=given["events"],
+        experts=experts,
     )
     sys.exit(run(options))
 

@@ -40,6 +40,7 @@ from kvasir_rt import frames, wire
 from kvasir_rt.laps import STAMPS, Flight, LapMeter
 from kvasir_rt.live import Live, lap_of
 from kvasir_rt.member import Loss
+from kvasir_rt.overlap_laps import Interval, OverlapLapMeter, stretches_of
 from kvasir_rt.recording import RingRecorder
 from kvasir_rt.ring_errors import WireError
 from kvasir_rt.submission import EndEvent, EngineEvent, Submission, TokenEvent
@@ -64,7 +65,8 @@ class Driver:
         self.ring = ring
         self.recorder: RingRecorder | None = None
         self.log: TextIO | None = None
-        self.meter = LapMeter(ring.plan)
+        is_overlapping = lines.crew.options.is_overlapping
+        self.meter = (OverlapLapMeter if is_overlapping else LapMeter)(ring.plan)
         self.live: dict[RequestId, Live] = {}
         self.down_why = ""
         self.is_up = threading.Event()
@@ -75,7 +77,7 @@ class Driver:
         self._open: dict[MicroBatchId, Flight] = {}
         self._losing: set[int] = set()  # Lost and not reported ready yet.
         self._rows: dict[RequestId, frames.ResultRow] = {}  # Of the lap that is being taken in.
-        self._pending: tuple[Flight, list[int]] | None = None
+        self._pending: tuple[Flight, list[int], tuple[int, ...]] | None = None
         self._detail = ""  # Of the request that is being ended.
         self._quiet_since: int | None = None
         self._lost_now: set[int] = set()  # In this round.
@@ -188,7 +190,7 @@ class Driver:
                     self._deliver(request)
             case Launch(batch):
                 self._open[batch.id] = Flight(batch, now, now)
-                self._lines.submit(lap_of(batch, self.live))
+                self._lines.submit(lap_of(batch, self.live, composed=now + self._zero))
                 self._note_submitted()
             case Finish(request, reason):
                 if recorder is not None:
@@ -209,6 +211,8 @@ class Driver:
                     for flight in self._open.values():
                         recorder.lost(flight.micro_batch, flight.composed, now, [])
                 self._open.clear()
+                if isinstance(self.meter, OverlapLapMeter):
+                    self._record_spent(self.meter.begin_epoch())
                 self._lines.begin_epoch(epoch)
 
     def _deliver(self, request: RequestId) -> None:
@@ -230,7 +234,8 @@ class Driver:
     # ------------------------------------------------------------------ laps
 
     def _take_result(self, result: wire.Result, body: memoryview) -> None:
-        self._note_submitted()
+        if self._lines.was_submitted:
+            self._note_submitted()
         if result.epoch != self.ring.epoch:
             return  # An earlier result of this round has ended the epoch.
         flight = self._open.pop(MicroBatchId(result.id), None)
@@ -243,17 +248,16 @@ class Driver:
             self._lose(Loss(self.ring.plan.stages - 1, str(error), is_dead=True))
             return
         self._rows = dict(zip(outputs, rows, strict=True))
+        stopped: tuple[RequestId, ...] = ()
         for request, row in self._rows.items():
             if row.token is None:  # Before the lap ends, so that no token is counted.
                 self.cancel(request, FinishReason.FAILED, "the model's logits are not finite")
-        stopped = tuple(
-            request
-            for request, row in self._rows.items()
-            if (live := self.live.get(request)) and row.token in live.submission.stop_ids
-        )
+            elif (live := self.live.get(request)) and row.token in live.submission.stop_ids:
+                stopped = (*stopped, request)
         self.laps += 1
         self._quiet_since = None
-        self._pending = (flight, self._stamps_here(result.stamps, flight.micro_batch.row_count))
+        stamps = self._stamps_here(result.stamps, flight.micro_batch.row_count)
+        self._pending = flight, stamps, result.spent
         self._tell(LapEnded(flight.micro_batch.id, result.epoch, stopped))
         if self.ring.plan.wants_stage_times:
             measured = self.meter.measured()
@@ -264,15 +268,25 @@ class Driver:
         """Account the lap whose end was just told; its time is when the core heard of it."""
         if self._pending is None:
             return
-        (flight, stamps), self._pending = self._pending, None
-        self.meter.add(flight, now, stamps)
+        (flight, stamps, spent), self._pending = self._pending, None
         recorder = self.recorder
+        if isinstance(self.meter, OverlapLapMeter):
+            shifts = [member.clock_offset_ns + self._zero for member in self._lines.crew.members]
+            stretches = stretches_of(spent, shifts, self._zero)
+            self._record_spent(self.meter.take(flight, now, stamps, stretches))
+        else:
+            self.meter.add(flight, now, stamps)
         if recorder is None:
             self.ring.causes.drain_before(now)
             return
         recorder.lap(flight.micro_batch, flight.composed, now, delivered, stamps)
         state = self.ring.statistics()
         recorder.sample(now, state.waiting, state.running, state.kv_blocks_in_use)
+
+    def _record_spent(self, intervals: list[Interval]) -> None:
+        if self.recorder is not None:
+            for interval in intervals:
+                self.recorder.spent(*interval)
 
     def _stamps_here(self, stamps: tuple[int, ...], rows: int) -> list[int]:
         """Stamps on the engine's clock: each stage's offset and our zero taken off."""

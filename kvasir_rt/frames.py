@@ -15,6 +15,8 @@ from kvasir_rt.sampling import SAMPLING_BYTES_MAX
 
 ID_BYTES = 4  # One token id, little endian.
 INTEGER_BYTES = 9  # The longest msgpack integer.
+STAMPS = 4  # Of each stage that a lap has passed: received, start, end, sent.
+SPENT = 7  # Of each stage that overlaps: `kvasir_rt.overlap_laps.Stretch`.
 
 
 def spans_max(plan: Plan) -> int:
@@ -26,7 +28,8 @@ def header_bytes_max(plan: Plan) -> int:
     per_span = 4 * INTEGER_BYTES + INTEGER_BYTES + SAMPLING_BYTES_MAX
     lap = spans_max(plan) * per_span + plan.row_width * ID_BYTES
     release = plan.running_max * INTEGER_BYTES
-    return 512 + 4 * INTEGER_BYTES * plan.stages + max(lap, release)
+    per_stage = (STAMPS + SPENT) * INTEGER_BYTES
+    return 512 + per_stage * plan.stages + max(lap, release)
 
 
 def boundary_frame_max(plan: Plan) -> int:
@@ -85,8 +88,10 @@ def check_lap(lap: wire.Lap, plan: Plan, stage: int) -> None:
         raise WireError(f"micro-batch {batch.id} has {len(lap.ids)} bytes of ids")
     if any(not 0 <= index < spans for index, _ in lap.sampling):
         raise WireError(f"micro-batch {batch.id} has sampling parameters for no span")
-    if len(lap.stamps) != 4 * stage:
+    if len(lap.stamps) != STAMPS * stage:
         raise WireError(f"micro-batch {batch.id} has {len(lap.stamps)} stamps at stage {stage}")
+    if len(lap.spent) not in (0, SPENT * stage):
+        raise WireError(f"micro-batch {batch.id} has {len(lap.spent)} times at stage {stage}")
     body = 0 if stage == 0 else batch.row_count * plan.hidden * plan.element_bytes
     if lap.body_bytes != body:
         raise WireError(f"micro-batch {batch.id} announces {lap.body_bytes} bytes, not {body}")
@@ -126,6 +131,13 @@ def unpack_rows(body: wire.Buffer, count: int) -> list[ResultRow]:
     Raises:
         WireError: The body is shorter or longer, or a row has too many alternatives.
     """
+    if len(body) == count * _row.size:  # No row has alternatives; the longest part of all runs.
+        flat = list(_row.iter_unpack(body))
+        if not any(tops for _, _, tops in flat):
+            return [
+                ResultRow(None if token == NO_TOKEN else token, logprob)
+                for token, logprob, _ in flat
+            ]
     rows: list[ResultRow] = []
     at = 0
     try:

@@ -88,6 +88,7 @@ class Handover:
         self._wake = wake
         self.waiting = 0  # Micro-batches not taken yet.
         self.holding: Holding | None = None
+        self.slowdown = 1.0  # Holds last so many times as long as they take.
 
     # ------------------------------------------------------------------ the agent's side
 
@@ -141,13 +142,52 @@ class Handover:
         with self._changed:
             while not self._items:
                 self._changed.wait()
-            item = self._items.popleft()
-            if isinstance(item, Work):
-                self.waiting -= 1
-                self._slots_freed += 1
+            item = self._pop()
         if isinstance(item, Work):
             self._wake()
         return item
+
+    def take_if(self, item: Item) -> bool:
+        """As `take`, if this is still the next item: a new epoch may have come since `peek`."""
+        with self._changed:
+            if not self._items or self._items[0] is not item:
+                return False
+            self._pop()
+        if isinstance(item, Work):
+            self._wake()
+        return True
+
+    def _pop(self) -> Item:
+        item = self._items.popleft()
+        if isinstance(item, Work):
+            self.waiting -= 1
+            self._slots_freed += 1
+        return item
+
+    def peek(self) -> Item | None:
+        """The next item, if there is one; it stays."""
+        with self._changed:
+            return self._items[0] if self._items else None
+
+    def wait(self, is_due: Callable[[Item | None], bool], limit_s: float | None) -> None:
+        """Until something is due, or the limit.
+
+        Args:
+            is_due: Given the next item; asked, with the lock held, whenever an item, a credit or a
+                `nudge` came.
+            limit_s: Return after so long all the same.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: is_due(self._items[0] if self._items else None), limit_s)
+
+    def nudge(self) -> None:
+        """From any thread: what `wait` asks for may be so now."""
+        with self._changed:
+            self._changed.notify()
+
+    @property
+    def has_credit(self) -> bool:
+        return self._credits != 0
 
     def wait_credit(self, epoch: Epoch) -> bool:
         """Use up one credit, waiting for it; False if the epoch ended meanwhile."""

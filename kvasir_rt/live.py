@@ -19,7 +19,7 @@ class Live:
     tokens: int = 0
 
 
-def lap_of(batch: MicroBatch, live: Mapping[RequestId, Live]) -> wire.Lap:
+def lap_of(batch: MicroBatch, live: Mapping[RequestId, Live], *, composed: int = 0) -> wire.Lap:
     """The message that submits a micro-batch: the token ids of its rows travel with it.
 
     Sampling parameters go with the row at position 0; the tail keeps them until the release, and a
@@ -44,4 +44,5 @@ def lap_of(batch: MicroBatch, live: Mapping[RequestId, Live]) -> wire.Lap:
         sampling=tuple(sampling),
         stamps=(),
         body_bytes=0,
+        composed=composed,
     )

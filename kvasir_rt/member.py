@@ -42,6 +42,7 @@ class Member:
     clock_offset_ns: int = 0  # Its clock minus ours.
     round_trip_ns: int = 1 << 62  # Of the pulse that gave the offset.
     restarts: int = 0
+    slowdown: float = 1.0  # What a scenario's fault asks of it.
     holds: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=HOLDS_KEPT))
     link_broken_ns: int | None = None  # When its upstream reported it.
 
@@ -100,3 +101,8 @@ class CrewOptions:
     rejoin_max_s: float = 120.0
     restarts_max: int = 10
     restart_window_s: float = 60.0
+
+    @property
+    def is_overlapping(self) -> bool:
+        """Stages hold several micro-batches at once, so that these may overtake each other."""
+        return isinstance(self.compute, wire.ModelSpec) and self.compute.experts is not None

@@ -4,7 +4,7 @@ The tail keeps each request's sampling parameters from its first row to its rele
 only where a penalty needs them. Both come with the rows themselves, so a replay rebuilds them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -12,24 +12,35 @@ import torch
 
 from kvasir_core.units import RequestId
 from kvasir_rt import frames, wire
-from kvasir_rt.gguf_file import open_gguf
+from kvasir_rt.gguf_file import GgufFile, open_gguf
+from kvasir_rt.model.linear import Numerics
+from kvasir_rt.model.moe import ExpertBackend
 from kvasir_rt.model.shape import ModelShape
-from kvasir_rt.model.stage_model import StageModel
+from kvasir_rt.model.stage_model import Run, StageModel
 from kvasir_rt.ring_errors import JoinError, WireError
 from kvasir_rt.sampler import TokenHistory, sample
 from kvasir_rt.sampling import SamplingParams
+
+MakeExperts = Callable[[GgufFile, Numerics], ExpertBackend]
 
 
 class ModelStage:
     """Loads its layers when made; then computes micro-batches in the ring's order."""
 
-    def __init__(self, assign: wire.Assign, spec: wire.ModelSpec, model_path: str | None) -> None:
+    def __init__(
+        self,
+        assign: wire.Assign,
+        spec: wire.ModelSpec,
+        model_path: str | None,
+        make_experts: MakeExperts | None = None,
+    ) -> None:
         """Load.
 
         Args:
             assign: The plan and this stage's place in it.
             spec: Which model.
             model_path: This machine's copy; None uses the spec's path.
+            make_experts: Makes what computes the routed experts; None computes them here.
 
         Raises:
             JoinError: The plan is not this model's.
@@ -44,8 +55,12 @@ class ModelStage:
                     f"{gguf.path} has {shape.layers} layers of width {shape.hidden}; the plan "
                     f"says {plan.layers[-1][1]} of width {plan.hidden}"
                 )
+            device = spec.devices[stage]
+            experts = (
+                make_experts(gguf, Numerics.of(device, assign.dtype)) if make_experts else None
+            )
             self._model = StageModel.of_plan(
-                gguf, plan, stage, device=spec.devices[stage], dtype=assign.dtype
+                gguf, plan, stage, device=device, dtype=assign.dtype, experts=experts
             )
         boundary = self._model.boundary
         if boundary.itemsize != plan.element_bytes:
@@ -60,17 +75,24 @@ class ModelStage:
 
     def step(self, lap: wire.Lap, body: memoryview | None) -> wire.Buffer:
         """The boundary as it travels, or at the tail the packed result rows."""
-        batch = lap.micro_batch
-        if body is None:
-            ids = np.frombuffer(lap.ids, np.dtype("<i4")).astype(np.int64)
-            inputs = torch.from_numpy(ids)
-        else:
-            inputs = torch.frombuffer(body, dtype=self._boundary).view(-1, self._hidden)
-        output = self._model.forward(batch, inputs)
+        return self.outgoing(lap, self._model.forward(lap.micro_batch, self._inputs(lap, body)))
+
+    def begin(self, lap: wire.Lap, body: memoryview | None) -> Run:
+        """A micro-batch that may wait for experts while others are computed."""
+        return self._model.begin(lap.micro_batch, self._inputs(lap, body))
+
+    def outgoing(self, lap: wire.Lap, output: torch.Tensor) -> wire.Buffer:
+        """What a computed micro-batch's output is on the wire; the tail samples here."""
         if self._model.is_tail:
             return self._sample(lap, output)
         flat = output.cpu().contiguous().view(torch.uint8).reshape(-1)
         return flat.numpy().data
+
+    def _inputs(self, lap: wire.Lap, body: memoryview | None) -> torch.Tensor:
+        if body is None:
+            ids = np.frombuffer(lap.ids, np.dtype("<i4")).astype(np.int64)
+            return torch.from_numpy(ids)
+        return torch.frombuffer(body, dtype=self._boundary).view(-1, self._hidden)
 
     def _sample(self, lap: wire.Lap, logits: torch.Tensor) -> bytes:
         batch = lap.micro_batch

@@ -42,6 +42,7 @@ from kvasir_rt.member import CrewOptions
 from kvasir_rt.model.shape import ModelShape
 from kvasir_rt.model_files import find_model, model_name
 from kvasir_rt.ring_errors import RingDown
+from kvasir_rt.serve_experts import ExpertOptions, check_experts, experts_spec
 from kvasir_rt.serve_plan import AUTO, RingOptions, check_devices, plan_for
 from kvasir_rt.switchboard import LineOptions
 
@@ -76,6 +77,7 @@ class ServeOptions:
         ring_listen: `HOST:PORT` where they join.
         ring_keys: Where the ring's keys are kept, so that its token survives a restart.
         events: Where to write the core's event log.
+        experts: How routed experts are shared; None computes them in the stages.
     """
 
     model: str
@@ -92,6 +94,7 @@ class ServeOptions:
     ring_listen: str | None = None
     ring_keys: Path | None = None
     events: Path | None = None
+    experts: ExpertOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,9 @@ def prepare(options: ServeOptions) -> Prepared:
         )
     gguf = open_gguf(find_model(options.model))
     shape = ModelShape.of(gguf)
+    name = options.name or model_name(options.model)
+    if options.experts is not None:
+        check_experts(options.experts, shape, name, has_remote_stages=bool(options.remote), say=say)
     plan = plan_for(shape, options.ring)
     here = [
         device
@@ -150,7 +156,7 @@ def prepare(options: ServeOptions) -> Prepared:
         raise ServeError("--remote needs --ring-listen HOST:PORT, where those stages join")
     if options.remote and max(options.remote) >= plan.stages:
         raise ServeError(f"--remote names stage {max(options.remote)} of {plan.stages} stages")
-    return Prepared(gguf, shape, plan, options.name or model_name(options.model))
+    return Prepared(gguf, shape, plan, name)
 
 
 def threads_of(plan: Plan) -> int:
@@ -176,8 +182,8 @@ def measured_plan(options: ServeOptions, prepared: Prepared) -> Plan:
     return plan_for(prepared.shape, options.ring, beside)
 
 
-def make_engine(options: ServeOptions, prepared: Prepared) -> Engine:
-    """The engine, its sockets bound; no stage is started.
+def make_engine(options: ServeOptions, prepared: Prepared, url: str) -> Engine:
+    """The engine, its sockets bound; no stage is started. `url` is the bridge's.
 
     Raises:
         JoinError: The ring's own address is taken.
@@ -186,6 +192,8 @@ def make_engine(options: ServeOptions, prepared: Prepared) -> Engine:
     keys = None
     if options.remote:
         keys = RingKeys.load_or_create(options.ring_keys) if options.ring_keys else RingKeys.fresh()
+    given, key = options.experts, options.api_key
+    experts = None if given is None else experts_spec(given, prepared.name, url, key)
     crew = CrewOptions(
         plan=plan,
         dtype=options.ring.number_format,
@@ -193,6 +201,7 @@ def make_engine(options: ServeOptions, prepared: Prepared) -> Engine:
             path=str(prepared.gguf.path),
             sha256=prepared.gguf.digest() if options.remote else "",
             devices=options.ring.devices_of(plan.stages),
+            experts=experts,
         ),
         remote=options.remote,
         secret=keys.secret if keys else secrets.token_hex(32),
@@ -299,7 +308,7 @@ class ServeRun:
         if self._options.ring.layers == AUTO:
             plan = await asyncio.to_thread(measured_plan, self._options, self._prepared)
             self._prepared = replace(self._prepared, plan=plan)
-        engine = self._engine = make_engine(self._options, self._prepared)
+        engine = self._engine = make_engine(self._options, self._prepared, self._url)
         engine.recorder = QueueClock(self._server.bridge.meters.admitted, engine.ring.causes)
         tokenizer, _ = await asyncio.gather(
             asyncio.to_thread(self._read_tokenizer), self._start_stages(engine)

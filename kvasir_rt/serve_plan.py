@@ -16,6 +16,7 @@ CONTEXT_DEFAULT_MAX = 4096  # Models state far more than a small machine can hol
 KV_TOKENS_DEFAULT_MAX = 65_536
 KV_MEMORY_SHARE = 0.25  # Of the machine, for all stages together; pages are taken when written.
 WINDOW_MAX_PER_STAGE = 4  # Four micro-batches a stage cover links as long as three holds.
+OVERLAP_ON_THE_WAY = 2  # A stage's input slots: what it takes in hand next must be there.
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -29,6 +30,7 @@ class RingOptions:
         devices: One for all stages, or one each.
         dtype: `float32` or `bfloat16`; the default is float32 on the CPU, bfloat16 elsewhere.
         window: A number, or None for auto.
+        overlap: Most micro-batches that a stage holds at once.
     """
 
     stages: int = 2
@@ -42,6 +44,7 @@ class RingOptions:
     running_max: int = 32
     kv_tokens: int | None = None
     packer: str = "cohort"
+    overlap: int = 1
 
     @property
     def number_format(self) -> str:
@@ -112,7 +115,8 @@ def plan_for(shape: ModelShape, options: RingOptions, beside: Beside | None = No
     element_bytes = ELEMENT_BYTES[options.number_format]
     kv_tokens = options.kv_tokens or _kv_tokens(shape, options.running_max * context, element_bytes)
     stages = len(layers)
-    window_max = options.window or WINDOW_MAX_PER_STAGE * stages
+    per_stage = max(WINDOW_MAX_PER_STAGE, options.overlap + OVERLAP_ON_THE_WAY)
+    window_max = options.window or per_stage * stages
     return Plan(
         layers=layers,
         row_width=options.row_width,

@@ -8,9 +8,10 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -30,6 +31,7 @@ from kvasir_rt.handover import (
     Reset,
     Work,
 )
+from kvasir_rt.overlap import OverlapCompute, OverlapDesk, outgoing_of
 from kvasir_rt.ring_errors import JoinError, WireError
 
 CONFIG_BYTES_MAX = 1 << 16
@@ -80,17 +82,32 @@ class Compute(Protocol):
         """Free all KV."""
 
 
-def load_compute(assign: wire.Assign, model_path: str | None) -> Compute:
+@runtime_checkable
+class OverlapStage(OverlapCompute, Protocol):
+    """A stage that holds several micro-batches."""
+
+    def reset(self) -> None:
+        """Free all KV."""
+
+    def close(self) -> None:
+        """End what runs beside."""
+
+
+def load_compute(assign: wire.Assign, model_path: str | None) -> "Compute | OverlapStage":
     """Build what the assignment asks for; a joined stage brings its own model path."""
     match assign.compute:
         case wire.FixedSpec():
             from kvasir_rt.fixed_stage import FixedStage
 
             return FixedStage(assign.plan, assign.stage, assign.compute)
-        case wire.ModelSpec():
+        case wire.ModelSpec(experts=None):
             from kvasir_rt.model_stage import ModelStage
 
             return ModelStage(assign, assign.compute, model_path)
+        case wire.ModelSpec():
+            from kvasir_rt.expert_stage import ExpertStage
+
+            return ExpertStage(assign, assign.compute, model_path)
 
 
 def resident_bytes() -> int:
@@ -99,33 +116,57 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def compute_loop(agent: Agent, model_path: str | None) -> Quit:
-    """Run until told to quit; returns that."""
-    handover = agent.handover
-    compute: Compute | None = None
-    assign: wire.Assign | None = None
-    while True:
-        item = handover.take()
-        match item:
-            case Load():
-                assign = item.assign
-                compute = load_compute(assign, model_path)
-                handover.report(wire.Loaded(assign.digest, agent.endpoint, resident_bytes()))
-            case Reset(epoch):
-                if compute is not None:
-                    compute.reset()
-                handover.report(wire.Idle(epoch))
-            case Free(release):
-                assert compute is not None
-                compute.release(release.requests)
-                outgoing = Outgoing("release", wire.encode(release), None)
-                handover.send(release.epoch, outgoing)
-            case Work():
-                assert compute is not None
-                assert assign is not None
-                run_lap(handover, compute, item, is_tail=assign.stage == assign.plan.stages - 1)
-            case Quit():
-                return item
+class StageLoop:
+    """What the compute thread does, from its assignment to the end."""
+
+    def __init__(self, agent: Agent, model_path: str | None) -> None:
+        self._agent = agent
+        self._handover = agent.handover
+        self._model_path = model_path
+        self._compute: Compute | None = None
+        self._overlapping: OverlapStage | None = None  # Instead, with...
+        self._desk: OverlapDesk | None = None
+        self._is_tail = False
+
+    def run(self) -> Quit:
+        """Run until told to quit; returns that."""
+        handover = self._handover
+        while True:
+            item = handover.take() if self._desk is None else self._desk.next_item()
+            match item:
+                case Load(assign):
+                    self._load(assign)
+                case Reset(epoch):
+                    holder = self._compute or self._overlapping
+                    if holder is not None:
+                        holder.reset()
+                    handover.report(wire.Idle(epoch))
+                case Free(release):
+                    assert self._compute is not None
+                    self._compute.release(release.requests)
+                    outgoing = Outgoing("release", wire.encode(release), None)
+                    handover.send(release.epoch, outgoing)
+                case Work():
+                    assert self._compute is not None
+                    run_lap(handover, self._compute, item, is_tail=self._is_tail)
+                case Quit():
+                    return item
+
+    def _load(self, assign: wire.Assign) -> None:
+        self._is_tail = assign.stage == assign.plan.stages - 1
+        loaded_compute = load_compute(assign, self._model_path)
+        if isinstance(loaded_compute, OverlapStage):
+            self._overlapping = loaded_compute
+            self._desk = OverlapDesk(self._handover, loaded_compute, is_tail=self._is_tail)
+        else:
+            self._compute = loaded_compute
+        loaded = wire.Loaded(assign.digest, self._agent.endpoint, resident_bytes())
+        self._handover.report(loaded)
+
+    def close(self) -> None:
+        """Whatever runs beside the compute thread ends."""
+        if self._overlapping is not None:
+            self._overlapping.close()
 
 
 def run_lap(handover: Handover, compute: Compute, work: Work, *, is_tail: bool) -> None:
@@ -135,30 +176,15 @@ def run_lap(handover: Handover, compute: Compute, work: Work, *, is_tail: bool) 
     handover.holding = Holding(batch.id, batch.row_count, start)
     body = compute.step(lap, work.body)
     end = monotonic()
+    if handover.slowdown > 1:
+        time.sleep((handover.slowdown - 1) * (end - start) / 1e9)
+        end = monotonic()
     handover.holding = Holding(batch.id, batch.row_count, None)
     if handover.wait_credit(batch.epoch):
         sent = monotonic()
         stamps = (*lap.stamps, work.received, start, end, sent)
         handover.send(batch.epoch, outgoing_of(lap, stamps, body, is_tail=is_tail))
     handover.holding = None
-
-
-def outgoing_of(
-    lap: wire.Lap, stamps: tuple[int, ...], body: wire.Buffer, *, is_tail: bool
-) -> Outgoing:
-    batch = lap.micro_batch
-    if is_tail:
-        result = wire.Result(batch.id, batch.epoch, stamps, len(body))
-        return Outgoing("result", wire.encode(result), body)
-    onward = wire.Lap(
-        micro_batch=batch,
-        ids=lap.ids if lap.keeps_ids else b"",
-        keeps_ids=lap.keeps_ids,
-        sampling=lap.sampling,
-        stamps=stamps,
-        body_bytes=len(body),
-    )
-    return Outgoing("lap", wire.encode(onward), body)
 
 
 def run_stage(options: AgentOptions, model_path: str | None = None) -> Quit:
@@ -169,8 +195,9 @@ def run_stage(options: AgentOptions, model_path: str | None = None) -> Quit:
     """
     agent = Agent(options)
     agent.thread.start()
+    loop = StageLoop(agent, model_path)
     try:
-        return compute_loop(agent, model_path)
+        return loop.run()
     except KvasirError as error:
         agent.handover.report(wire.Failed(str(error)[: wire.TEXT_MAX]))
         raise
@@ -180,6 +207,7 @@ def run_stage(options: AgentOptions, model_path: str | None = None) -> Quit:
         raise
     finally:
         agent.close()
+        loop.close()
 
 
 def die_with_parent(parent: int) -> None:

@@ -99,6 +99,7 @@ class Switchboard:
                 self._local_endpoint("results"),
                 frames.result_frame_max(self._plan),
                 options.keys,
+                is_small=True,
             )
         except BaseException:
             self._close_sockets()
@@ -267,11 +268,16 @@ class Switchboard:
             elif message.peer != self._tail_peer:
                 continue
             elif isinstance(said, wire.Result):
-                if len(said.stamps) != 4 * self._plan.stages or said.body_bytes != len(body):
+                if not self._is_result_shaped(said) or said.body_bytes != len(body):
                     raise WireError(f"the result of micro-batch {said.id} has a wrong shape")
                 turn.results.append((said, body))
             elif isinstance(said, wire.Release):
                 turn.releases.append(said)
+
+    def _is_result_shaped(self, said: wire.Result) -> bool:
+        stages = self._plan.stages
+        spent = frames.SPENT * stages * self._options.crew.is_overlapping
+        return len(said.stamps) == frames.STAMPS * stages and len(said.spent) == spent
 
     # ------------------------------------------------------------------ orders
 
@@ -279,6 +285,11 @@ class Switchboard:
         """Queue for the head, behind what is queued already."""
         self._queue.append(message)
         self._flush()
+
+    @property
+    def was_submitted(self) -> bool:
+        """Whether `take_submitted` has something to tell."""
+        return bool(self._submitted)
 
     def take_submitted(self) -> list[tuple[int, int]]:
         """(micro-batch, time) of those that got the head's slot since the last call."""
@@ -288,11 +299,12 @@ class Switchboard:
     def _flush(self) -> None:
         if self._head is None:
             return
-        try:
-            self._hear_head(self._head)
-        except WireError as error:
-            self._head_fault = str(error)
-            return
+        if not self._credits or not self._is_head_ready:
+            try:  # Only when one is needed: each look costs as much as a small message.
+                self._hear_head(self._head)
+            except WireError as error:
+                self._head_fault = str(error)
+                return
         while self._queue:
             message = self._queue[0]
             if isinstance(message, wire.Lap):

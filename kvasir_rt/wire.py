@@ -6,15 +6,18 @@ to the bridge. A message is one header frame, plus the body frame that its heade
 have largest sizes that follow from the plan alone, so sockets refuse more before it is read.
 """
 
+from typing import Literal
+
 import msgspec
 
 from kvasir_core.microbatch import MicroBatch
 from kvasir_core.plan import Plan
+from kvasir_core.swarm.defaults import SwarmPolicy
 from kvasir_core.units import Epoch, RequestId
 from kvasir_rt.ring_errors import WireError
 from kvasir_rt.sampling import SamplingParams
 
-PROTOCOL = 1
+PROTOCOL = 2
 Buffer = bytes | memoryview
 CONTROL_BYTES_MAX = 1 << 20  # A plan of 1,024 stages takes 20 kB.
 TEXT_MAX = 4000  # Characters of an error that travels.
@@ -68,6 +71,8 @@ class Lap(Wire, tag="lap", frozen=True):
         sampling: `(span index, parameters)` of spans that start at position 0.
         stamps: received, start, end, sent of each stage passed, in ns of that stage's clock.
         body_bytes: Length of the tensor frame.
+        composed: When the head composed it, on the bridge's clock; overlapping stages hand it back.
+        spent: Of each stage passed that overlaps, `kvasir_rt.overlap_laps.Stretch`.
     """
 
     micro_batch: MicroBatch
@@ -76,6 +81,8 @@ class Lap(Wire, tag="lap", frozen=True):
     sampling: tuple[tuple[int, SamplingParams], ...]
     stamps: tuple[int, ...]
     body_bytes: int
+    composed: int = 0
+    spent: tuple[int, ...] = ()
 
 
 class Release(Wire, tag="release", frozen=True):
@@ -92,6 +99,7 @@ class Result(Wire, tag="result", frozen=True):
     epoch: Epoch
     stamps: tuple[int, ...]
     body_bytes: int
+    spent: tuple[int, ...] = ()
 
 
 EdgeMessage = Hello | Welcome | Refusal | Credit | Lap | Release | Result
@@ -107,6 +115,45 @@ class FixedSpec(Wire, tag="fixed", frozen=True):
     vocab: int
 
 
+class ExpertsSpec(Wire, tag="experts", frozen=True):
+    """Routed experts may be computed by workers: how each stage's coordinator finds them.
+
+    It holds secrets: it travels on control lines only, and is never logged.
+
+    Attributes:
+        hub: `http(s)://HOST:PORT`.
+        relay: `ws(s)://...`; None is the hub's own.
+        service_token: The hub's.
+        model: Its name at the hub.
+        brings_file: Stages on the bridge's machine name their model file to the hub.
+        slots_url: Where the bridge answers `GET /slots`, for the stage and the hub alike.
+        slots_key: What the bridge wants as a bearer token.
+        overlap: Most micro-batches that a stage holds at once; 1 blocks.
+        dtype: Of rows on the way to workers.
+        policy: The coordinator's numbers.
+        seed: Of which answers are checked.
+        events: Directory for the coordinators' event logs; None writes none.
+        log_level: Of what the coordinators log.
+    """
+
+    hub: str
+    relay: str | None
+    service_token: str
+    model: str
+    brings_file: bool
+    slots_url: str
+    slots_key: str | None
+    overlap: int
+    dtype: Literal["f32", "f16", "bf16"]
+    policy: SwarmPolicy
+    seed: int
+    events: str | None
+    log_level: str = "warning"
+
+    def __repr__(self) -> str:
+        return f"ExpertsSpec(hub={self.hub!r}, model={self.model!r}, overlap={self.overlap})"
+
+
 class ModelSpec(Wire, tag="model", frozen=True):
     """A stage of a real model.
 
@@ -114,11 +161,13 @@ class ModelSpec(Wire, tag="model", frozen=True):
         path: The GGUF file; a joined stage uses its own path, the digest must match.
         sha256: Of the file's bytes; empty if every stage opens the same file.
         devices: One per stage, `cpu` or `cuda:i`.
+        experts: None computes all experts in the stages.
     """
 
     path: str
     sha256: str
     devices: tuple[str, ...]
+    experts: ExpertsSpec | None = None
 
 
 ComputeSpec = FixedSpec | ModelSpec
@@ -196,6 +245,12 @@ class Wired(Wire, tag="wired", frozen=True):
     epoch: Epoch
 
 
+class Slow(Wire, tag="slow", frozen=True):
+    """Hold every micro-batch `factor` times as long as it takes, as a scenario's fault asks."""
+
+    factor: float
+
+
 class Pulse(Wire, tag="pulse", frozen=True):
     """The bridge is alive; sent at `bridge_ns` of its clock."""
 
@@ -243,7 +298,7 @@ class Stop(Wire, tag="stop", frozen=True):
 
 
 ToBridge = Join | Loaded | Idle | Listening | Wired | Echo | Beat | LinkLost | Failed
-ToStage = Assign | NewEpoch | Wiring | Connect | Pulse | Stop
+ToStage = Assign | NewEpoch | Wiring | Connect | Slow | Pulse | Stop
 
 encode = msgspec.msgpack.Encoder().encode
 _edge = msgspec.msgpack.Decoder(EdgeMessage)

@@ -152,10 +152,15 @@ class ModelRegistered(NamedTuple):
 
 
 class CoordinatorAttached(NamedTuple):
-    """A coordinator serves this model and can be polled."""
+    """A coordinator serves this model and can be polled.
+
+    Each stage of a ring has one, and all of them read one bridge's slots: coordinators with the
+    same `slots_of` are shown as one load, though each has a gauge of its own.
+    """
 
     coordinator: CoordinatorId
     model: ModelName
+    slots_of: str = ""  # Empty: its own.
 
 
 class CoordinatorGone(NamedTuple):

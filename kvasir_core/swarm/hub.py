@@ -118,6 +118,10 @@ class Hub:
     def statistics(self) -> HubStatistics:
         return hub_views.statistics(self._state)
 
+    @property
+    def claims_open(self) -> int:
+        return len(self._state.claims)
+
     def snapshot(self) -> StateRestored:
         """What must survive a restart: give it to the next hub as its first event."""
         return hub_views.snapshot(self._state)
@@ -164,8 +168,9 @@ class Hub:
                     is_resumed = event.model in self._state.resumed
                     self._state.resumed.pop(event.model, None)
                     self._state.load.attach(
-                        event.coordinator, event.model, at, is_resumed=is_resumed
-                    )
+                        event.coordinator, event.model, at, is_resumed=is_resumed,
+                        slots_of=event.slots_of,
+                    )  # fmt: skip
             case CoordinatorGone():
                 self._state.load.detach(event.coordinator)
                 self._clear_doubts(event.coordinator)

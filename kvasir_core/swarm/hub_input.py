@@ -61,6 +61,8 @@ def check_input(event: HubEvent, state: HubState) -> None:
             _check_model(event, state)
         case CoordinatorAttached():
             check_label("coordinator", event.coordinator)
+            if event.slots_of:
+                check_label("slots_of", event.slots_of)
             _check_known(event.model, state)
             polled = state.load.polled.get(event.coordinator)
             if polled is not None and polled.model != event.model:

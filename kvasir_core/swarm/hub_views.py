@@ -17,7 +17,7 @@ from kvasir_core.swarm.statistics import (
     NodeStatistics,
     Recruitment,
 )
-from kvasir_core.swarm.words import ModelName, Reading
+from kvasir_core.swarm.words import ModelName
 from kvasir_core.units import NANOS_PER_SECOND, Nanos
 
 
@@ -96,7 +96,7 @@ def _model_recruitment(market: Market, state: HubState) -> ModelRecruitment:
     at = state.clock.now
     name = market.model.model
     gauges = [polled.gauge for polled in state.load.of_model(name)]
-    valid = [gauge for gauge in gauges if gauge.reading(at) is Reading.OK]
+    valid = state.load.readings(name, at)
     read_at = max((g.read_at for g in gauges if g.read_at is not None), default=None)
     return ModelRecruitment(
         model=name,

@@ -16,15 +16,17 @@ from kvasir_core.units import Nanos
 class Polled:
     """One coordinator."""
 
-    __slots__ = ("gauge", "id", "model", "poller")
+    __slots__ = ("gauge", "id", "model", "poller", "slots_of")
 
     def __init__(
-        self, coordinator: CoordinatorId, model: ModelName, gauge: Gauge, poller: Poller
-    ) -> None:
+        self, coordinator: CoordinatorId, model: ModelName, gauge: Gauge, poller: Poller,
+        slots_of: str,
+    ) -> None:  # fmt: skip
         self.id = coordinator
         self.model = model
         self.gauge = gauge
         self.poller = poller
+        self.slots_of = slots_of or coordinator
 
 
 class Load:
@@ -40,13 +42,14 @@ class Load:
         self.missed_before = 0  # By coordinators that are gone.
 
     def attach(
-        self, coordinator: CoordinatorId, model: ModelName, at: Nanos, *, is_resumed: bool
-    ) -> None:
+        self, coordinator: CoordinatorId, model: ModelName, at: Nanos, *, is_resumed: bool,
+        slots_of: str = "",
+    ) -> None:  # fmt: skip
         gauge = Gauge.of_hub(self._policy)
         if is_resumed:
             gauge.resume(at)
         poller = Poller(self.ids, self._policy.poll_period_ns, self._policy.poll_max_ns, at)
-        self.polled[coordinator] = Polled(coordinator, model, gauge, poller)
+        self.polled[coordinator] = Polled(coordinator, model, gauge, poller, slots_of)
 
     def detach(self, coordinator: CoordinatorId) -> None:
         gone = self.polled.pop(coordinator)
@@ -74,6 +77,17 @@ class Load:
 
     def of_model(self, model: ModelName) -> list[Polled]:
         return [polled for polled in self.polled.values() if polled.model == model]
+
+    def readings(self, model: ModelName, at: Nanos) -> list[Gauge]:
+        """Valid readings, one of each bridge: the latest."""
+        latest: dict[str, Gauge] = {}
+        for polled in self.of_model(model):
+            gauge = polled.gauge
+            if gauge.reading(at) is Reading.OK and gauge.read_at is not None:
+                known = latest.get(polled.slots_of)
+                if known is None or known.read_at is None or known.read_at < gauge.read_at:
+                    latest[polled.slots_of] = gauge
+        return list(latest.values())
 
     def is_saturated(self, model: ModelName, at: Nanos) -> bool:
         """With the dwell: any coordinator's state; a frozen one keeps its last."""

@@ -8,7 +8,7 @@
     caller.close()
 
 `StageModel.forward` waits for each layer's experts. A stage that computes other micro-batches
-meanwhile uses `StageModel.begin`, parks a `RemoteCall` until `is_done` (`on_done` wakes it from
+meanwhile uses `StageModel.begin`, parks a `RemoteCall` until `is_due` (`on_news` wakes it from
 another thread), and reports with `caller.measure(blocked_ns=...)` the time in which everything it
 held was parked.
 """

@@ -79,19 +79,30 @@ class RemoteCall:
         self._call = call
         self._computed: dict[int, Tensor] = {}
         self._sum: Tensor | None = None
+        patience_s = caller.options.policy.call_deadline_ns / NANOS_PER_SECOND + BESIDE_DEADLINE_S
+        self._until = time.monotonic() + patience_s
 
     @property
     def is_done(self) -> bool:
         """Nothing is awaited: `result` computes what is left, if anything, and returns."""
-        return self._call.is_concluded
+        return self._call.is_concluded or self._is_forsaken
 
-    def on_done(self, wake: Callable[[], None]) -> None:
-        """Have `wake` called once, on whatever thread, when `is_done` becomes true."""
+    @property
+    def is_due(self) -> bool:
+        """It is done, or `compute_waiting` has something to compute."""
+        return self.is_done or bool(self._call.local)
+
+    @property
+    def _is_forsaken(self) -> bool:
+        """The caller's thread has failed, so it never will be over."""
+        return time.monotonic() > self._until or not self._caller.is_alive
+
+    def on_news(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called, on whatever thread, each time that `is_due` becomes true."""
         with self._call.changed:
-            if not self._call.is_concluded:
-                self._call.on_done.append(wake)
-                return
-        wake()
+            self._call.on_news.append(wake)
+        if self.is_due:
+            wake()
 
     def result(self) -> Tensor:
         """`[rows, hidden]` in the dtype of the rows, waiting for workers if need be."""
@@ -138,15 +149,12 @@ class RemoteCall:
     def _wait(self) -> int | None:
         """Compute and wait until the call is over; nanoseconds waited. None: it never will be."""
         call, waited_ns = self._call, 0
-        policy = self._caller.options.policy
-        patience_s = policy.call_deadline_ns / NANOS_PER_SECOND + BESIDE_DEADLINE_S
-        until = time.monotonic() + patience_s
         while True:
             self.compute_waiting()
             started = time.perf_counter_ns()
             with call.changed:
                 while not call.local and not call.is_concluded:
-                    if time.monotonic() > until or not self._caller.is_alive:
+                    if self._is_forsaken:
                         return None
                     call.changed.wait(LOOK_S)
                 is_over = call.is_concluded and not call.local

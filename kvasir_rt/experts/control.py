@@ -214,7 +214,9 @@ class CallControl:
             case Hedge():
                 errands.append(self._fly(order, is_trial=False))
             case ComputeLocally(call, part, shares):
-                self._calls[call].local.append((part, shares))
+                routed = self._calls[call]
+                routed.local.append((part, shares))
+                errands += routed.on_news
             case Accept(call, part, _):
                 self._calls[call].accepted[part] = self._answer()
             case Verify(call, part, _, _):
@@ -226,7 +228,7 @@ class CallControl:
             case Conclude(call):
                 done = self._calls.pop(call)
                 done.is_concluded = True
-                errands += done.on_done
+                errands += done.on_news
             case PollSlots() | FetchMap() | Report():
                 errands.append(partial(self._network.ask, order))
             case Engage():

@@ -48,7 +48,7 @@ class RoutedCall:
         self.accepted: dict[int, Answer] = {}
         self.suspects: dict[int, list[Answer]] = {}  # To compare with the local result.
         self.is_concluded = False
-        self.on_done: list[Callable[[], None]] = []
+        self.on_news: list[Callable[[], None]] = []  # Called at local work, and when it is over.
 
 
 @dataclass(slots=True, eq=False)

@@ -105,7 +105,9 @@ def command(**given: Any) -> None:
     sys.exit(run_hub(options))
 
 
-def make_policy(settings: tuple[str, ...], *, faster: int = 1, **given: int | None) -> SwarmPolicy:
+def make_policy(
+    settings: tuple[str, ...], *, faster: int = 1, option: str = "--policy", **given: int | None
+) -> SwarmPolicy:
     """The policy that the options ask for: divided first, then what was set by name.
 
     Raises:
@@ -119,12 +121,12 @@ def make_policy(settings: tuple[str, ...], *, faster: int = 1, **given: int | No
         is_time = name.endswith("_s") and f"{name.removesuffix('_s')}_ns" in kinds
         key = f"{name.removesuffix('_s')}_ns" if is_time else name
         if key not in kinds or (key.endswith("_ns") and not is_time):
-            raise click.UsageError(f"--policy {text}: the policy has no number {name!r}")
-        changes[key] = _value(text, value, kinds[key], is_time=is_time)
+            raise click.UsageError(f"{option} {text}: the policy has no number {name!r}")
+        changes[key] = _value(f"{option} {text}", value, kinds[key], is_time=is_time)
     try:
         return replace(policy, **changes)
     except ValueError as error:
-        raise click.UsageError(f"--policy: {error}") from None
+        raise click.UsageError(f"{option}: {error}") from None
 
 
 def _value(text: str, value: str, like: Any, *, is_time: bool) -> Any:
@@ -137,7 +139,7 @@ def _value(text: str, value: str, like: Any, *, is_time: bool) -> Any:
         return type(like)(value)
     except (ValueError, KeyError, OverflowError):
         kind = "seconds" if is_time else type(like).__name__
-        raise click.UsageError(f"--policy {text}: {value!r} is no {kind}") from None
+        raise click.UsageError(f"{text}: {value!r} is no {kind}") from None
 
 
 def _model(text: str) -> tuple[str, Path]:

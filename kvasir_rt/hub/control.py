@@ -192,7 +192,7 @@ class Control:
             target = before
         self.targets[coordinator] = target
         try:
-            self.tell(CoordinatorAttached(coordinator, model))
+            self.tell(CoordinatorAttached(coordinator, model, str(target.origin)))
         except BaseException:
             del self.targets[coordinator]
             if before is not None:

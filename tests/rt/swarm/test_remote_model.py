@@ -107,7 +107,7 @@ def test_a_stage_computes_other_micro_batches_while_one_waits_for_its_experts(
         assert all(call is not None for call in parked.values())
         for index, call in parked.items():
             assert isinstance(call, RemoteCall)
-            call.on_done(lambda index=index: woken.append(index))  # type: ignore[misc]
+            call.on_news(lambda index=index: woken.append(index))  # type: ignore[misc]
         while parked:
             for index, call in list(parked.items()):
                 if call is not None and call.is_done:
@@ -118,5 +118,5 @@ def test_a_stage_computes_other_micro_batches_while_one_waits_for_its_experts(
         overlapped_s = time.monotonic() - started
         for run, right in zip(runs, blocking, strict=True):
             assert torch.allclose(run.output, right, rtol=1e-4, atol=1e-4)
-        assert sorted(woken) == [0, 1, 2, 3]
+        assert set(woken) == {0, 1, 2, 3}
         assert overlapped_s < one_by_one_s * 0.7

@@ -1,0 +1,126 @@
+"""The options of `kvasir-rt serve` that concern remote experts."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from kvasir_rt.hub.dials import Origin
+    from kvasir_rt.serve_experts import ExpertOptions
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+OPTIONS = (
+    click.option(
+        "--hub", metavar="URL", help="Share routed experts with this hub's workers under load."
+    ),
+    click.option(
+        "--hub-token-file",
+        type=click.Path(path_type=Path),
+        help="The hub's service token; or set KVASIR_HUB_TOKEN. [default: of a hub of this user "
+        "here]",
+    ),
+    click.option("--hub-model", help="What the hub calls the model. [default: as clients do]"),
+    click.option(
+        "--slots-url",
+        metavar="URL",
+        help="This bridge as a hub elsewhere reaches it: http://HOST:PORT.",
+    ),
+    click.option(
+        "--relay",
+        metavar="URL",
+        help="ws(s)://HOST:PORT/api/expert-relay. [default: the hub's own]",
+    ),
+    click.option(
+        "--experts-overlap",
+        type=click.IntRange(1, 1024),
+        help="Micro-batches that a stage holds at once while experts are awaited. [default: 2]",
+    ),
+    click.option(
+        "--experts-dtype",
+        type=click.Choice(["f32", "f16", "bf16"]),
+        help="Of rows on the way to workers. [default: f32]",
+    ),
+    click.option(
+        "--experts-policy",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Any number of the coordinators' policy, times as ..._s: call_deadline_s=1.",
+    ),
+    click.option(
+        "--experts-faster",
+        type=click.IntRange(1, 1000),
+        help="Divide all times of the coordinators' policy by this; tell the hub the same.",
+    ),
+    click.option("--experts-seed", type=click.IntRange(0), help="Of which answers are checked."),
+    click.option(
+        "--experts-events",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Directory for each coordinator's event log.",
+    ),
+)
+
+
+def expert_options(function: FunctionT) -> FunctionT:
+    """Add them to a command."""
+    for option in reversed(OPTIONS):
+        function = option(function)
+    return function
+
+
+def read_expert_options(given: dict[str, Any]) -> "ExpertOptions | None":
+    """What was asked for; None without `--hub`.
+
+    Raises:
+        click.UsageError: An option is wrong, or says something of experts and there is no hub.
+        KvasirError: The token cannot be read.
+    """
+    if given["hub"] is None:
+        names = ("hub_token_file", "hub_model", "slots_url", "relay", "experts_overlap",
+                 "experts_dtype", "experts_policy", "experts_faster", "experts_seed",
+                 "experts_events")  # fmt: skip
+        said = next((name for name in names if given[name] not in (None, ())), None)
+        if said is not None:
+            raise click.UsageError(f"--{said.replace('_', '-')} needs --hub URL")
+        return None
+    from kvasir_rt.hub.cli import make_policy
+    from kvasir_rt.hub.command import TOKEN_BYTES_MAX, default_state, find_service_token
+    from kvasir_rt.serve_experts import ExpertOptions
+    from kvasir_rt.swarm.identity import read_secret_file
+
+    path, relay = given["hub_token_file"], given["relay"]
+    if relay is not None and not relay.startswith(("ws://", "wss://")):
+        raise click.UsageError(f"--relay is {relay[:80]!r}; it must be ws://HOST:PORT/...")
+    slots_url = given["slots_url"]
+    return ExpertOptions(
+        hub=_origin("--hub", given["hub"]),
+        relay=relay,
+        service_token=(
+            find_service_token(default_state())
+            if path is None
+            else read_secret_file(path, TOKEN_BYTES_MAX)
+        ),
+        model=given["hub_model"],
+        slots_url=None if slots_url is None else _origin("--slots-url", slots_url),
+        overlap=given["experts_overlap"] or 2,
+        dtype=given["experts_dtype"] or "f32",
+        policy=make_policy(
+            tuple(given["experts_policy"]),
+            option="--experts-policy",
+            faster=given["experts_faster"] or 1,
+        ),
+        seed=given["experts_seed"] or 0,
+        events=given["experts_events"],
+        log_level=given["log_level"],
+    )
+
+
+def _origin(option: str, text: str) -> "Origin":
+    from kvasir_rt.hub.dials import parse_origin
+
+    try:
+        return parse_origin(text)
+    except ValueError as error:
+        raise click.UsageError(f"{option}: {error}") from None
