@@ -1,7 +1,8 @@
 #!/bin/sh
 # Install the system packages that tests use, as root with apt-get; elsewhere do nothing.
 # nats-server: the relay beyond one machine. iproute2, nftables: hosts as network namespaces, NAT.
-packages="iproute2 nats-server nftables"
+# chromium, fonts-dejavu-core: pages in a browser. prometheus: promtool, which checks metrics and alerts.
+packages="chromium fonts-dejavu-core iproute2 nats-server nftables prometheus"
 missing=""
 for package in $packages; do
     dpkg -s "$package" >/dev/null 2>&1 || missing="$missing $package"

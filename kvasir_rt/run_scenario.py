@@ -55,7 +55,7 @@ def run_scenario(
         pin: Each stage on its own core.
         csv: Write each table as CSV too.
         events: Write the core's event log.
-        plots: Draw the plots.
+        plots: Draw the plots, and write the page `report.html`.
         say: Told in sentences what goes on.
 
     Raises:
@@ -77,9 +77,11 @@ def run_scenario(
     if directory is not None:
         write_whole(directory / "scenario.yaml", to_yaml(scenario).encode())
         if plots:
+            from kvasir_scenario.page import write_page
             from kvasir_scenario.plots import write_plots
 
             write_plots(directory, report)
+            write_page(directory, report)
         write_report(directory, report)
     if one.down_why:
         raise RingDown(one.down_why)
@@ -223,4 +225,6 @@ def command(
         from kvasir_scenario.terminal import print_report
 
         print_report(report)
-        click.echo(f"Files: {directory}/ (report.json, *.parquet{', *.png' if plots else ''})")
+        click.echo(
+            f"Files: {directory}/ (report.json, *.parquet{', *.png, *.html' if plots else ''})"
+        )

@@ -1,6 +1,7 @@
 """The picture of the ring: which request's rows each stage holds, and when it is empty-handed."""
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,8 +62,8 @@ class Hold:
 
 def draw_timeline(run_dir: Path, report: Report) -> "Figure":
     """Draw a readable window of the run: each stage's micro-batches by request and phase."""
-    members = _members(run_dir)
-    block, shown = _window(members, report.plan.window)
+    members = {batch: _merged(slices) for batch, slices in read_members(run_dir).items()}
+    block, shown = choose_window(members, report.plan.window)
     holds = _holds(run_dir, {batch: members[batch] for batch in block}, report.elapsed_s)
     start, stop = _span(holds, shown, is_all=len(shown) == report.micro_batches)
     holds = [hold for hold in holds if hold.start < stop and hold.sent > start]
@@ -88,15 +89,15 @@ def draw_timeline(run_dir: Path, report: Report) -> "Figure":
     return figure
 
 
-def _members(run_dir: Path) -> dict[int, tuple[Slice, ...]]:
-    """Per recorded micro-batch its slices, decodes first."""
+def read_members(run_dir: Path) -> dict[int, list[Slice]]:
+    """Per recorded micro-batch its spans, decodes first."""
     table = read_table(
         run_dir, "spans", ["micro_batch_id", "request_id", "rows", "is_decode"]
     ).to_pydict()
     members: dict[int, list[Slice]] = defaultdict(list)
     for batch, request, rows, is_decode in zip(*table.values(), strict=True):
         members[batch].append(Slice(request, is_decode, rows))
-    return {batch: _merged(slices) for batch, slices in members.items()}
+    return dict(members)
 
 
 def _merged(slices: list[Slice]) -> tuple[Slice, ...]:
@@ -114,7 +115,9 @@ def _merged(slices: list[Slice]) -> tuple[Slice, ...]:
     return (*decodes, *chunks)
 
 
-def _window(members: dict[int, tuple[Slice, ...]], window: int) -> tuple[list[int], list[int]]:
+def choose_window(
+    members: Mapping[int, Sequence[Slice]], window: int
+) -> tuple[list[int], list[int]]:
     """The recorded block nearest the run's middle, and consecutive micro-batches of it to show.
 
     Those shown have both phases if they can, and so many before them that no stage looks starved

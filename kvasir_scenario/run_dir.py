@@ -14,9 +14,11 @@ MARKER_TEXT = "This directory holds one run of Kvasir; another run may replace i
 TABLES = ("requests", "micro_batches", "stages", "spans", "samples", "swarm")
 PLOTS = ("timeline", "time_split", "latency", "queue_and_kv")
 SWARM_PLOTS = ("elastic_curve",)  # Where there are experts.
+PAGE = "report.html"
 VARIANTS = "variants"  # One run directory per what-if variant.
 WRITTEN = (
     "report.json",  # First to go: tables of another run must never stand beside it.
+    PAGE,
     "scenario.yaml",
     "events.jsonl",
     "coordinator_events.jsonl",

@@ -33,7 +33,8 @@ def print_report(report: Report, console: Console | None = None) -> None:
     _print_limits(report, console)
     if report.swarm is not None:
         lines = _lines()
-        swarm_lines(report.swarm, lines)
+        for heading, sentence in swarm_lines(report.swarm):
+            lines.add_row(heading, sentence)
         console.print("\n[italic]Swarm[/]")
         console.print(lines)
     if report.variants:

@@ -9,12 +9,17 @@ from kvasir_scenario.swarm_report import SpanPart, SwarmPart
 from kvasir_scenario.wording import UNDEFINED, duration, rate
 
 
-def swarm_lines(swarm: SwarmPart, lines: Table) -> None:
-    """What came, what it gave, what it cost; a heading and a sentence per line."""
+def swarm_lines(swarm: SwarmPart) -> list[tuple[str, str]]:
+    """What came, what it gave, what it cost: headings and their sentences."""
+    lines: list[tuple[str, str]] = []
+
+    def add(heading: str, sentence: str) -> None:
+        lines.append((heading, sentence))
+
     bound = swarm.bound
     if bound is not None:
         terms = ", ".join(f"{name} {value:,.4g}" for name, value in bound.terms.items())
-        lines.add_row(
+        add(
             "Bound",
             f"{bound.output_tokens_per_s:,.4g} output tokens/s, limited by {bound.limited_by} "
             f"({terms}); without workers {bound.alone_output_tokens_per_s:,.4g}",
@@ -23,24 +28,24 @@ def swarm_lines(swarm: SwarmPart, lines: Table) -> None:
     of_bound = ""
     if bound is not None and reached is not None and bound.output_tokens_per_s:
         of_bound = f", {reached / bound.output_tokens_per_s:.0%} of the bound"
-    lines.add_row("Peak" if swarm.rest else "Measured", _span(swarm.peak) + of_bound)
+    add("Peak" if swarm.rest else "Measured", _span(swarm.peak) + of_bound)
     if swarm.rest is not None:
-        lines.add_row("Before it", _span(swarm.rest))
+        add("Before it", _span(swarm.rest))
     share = swarm.share_remote_pairs
-    lines.add_row(
+    add(
         "Workers",
         f"{swarm.workers_covering_max} of {swarm.workers} covered experts at once; "
         f"{UNDEFINED if share is None else f'{share:.1%}'} of all pairs came from workers, "
         f"{swarm.hedges:,} hedges, {swarm.local_fallbacks:,} pairs fell back",
     )
-    lines.add_row(
+    add(
         "Elasticity",
         f"from the knee to first relief {duration(swarm.time_to_first_relief_s)}, to full "
         f"coverage {duration(swarm.time_to_full_coverage_s)}; from the last high load to "
         f"contraction {duration(swarm.time_to_contraction_s)}",
     )
     if swarm.target_base is not None:
-        lines.add_row(
+        add(
             "Market",
             f"{swarm.target_changes} target changes ({rate(swarm.target_changes_per_hour, '/h')}), "
             f"{swarm.downloads} downloads, {swarm.wasted_downloads} wasted "
@@ -54,11 +59,12 @@ def swarm_lines(swarm: SwarmPart, lines: Table) -> None:
     ]
     if liars:
         error = swarm.output_error_mean
-        lines.add_row(
+        add(
             "Quarantined",
             f"{', '.join(liars)}; {swarm.wrong_answers_accepted:,} wrong answers were accepted, "
             f"mean relative error of all results {UNDEFINED if error is None else f'{error:.2g}'}",
         )
+    return lines
 
 
 def _span(span: SpanPart) -> str:

@@ -83,7 +83,7 @@ def group() -> None:
 @click.option("--quiet", is_flag=True, help="Print nothing but errors; write the files.")
 @click.option("--csv", is_flag=True, help="Write each table as CSV too.")
 @click.option("--events", is_flag=True, help="Write the scheduler's event log, events.jsonl.")
-@click.option("--plots/--no-plots", default=True, help="Draw the plots (PNG) [yes].")
+@click.option("--plots/--no-plots", default=True, help="Draw plots (PNG) and report.html [yes].")
 @click.option("--processes", type=click.IntRange(0, 1024), help="For variants [cores - 1].")
 def simulate_command(
     scenario: Path,
@@ -116,7 +116,9 @@ def simulate_command(
         from kvasir_scenario.terminal import print_report
 
         print_report(result.report)
-        click.echo(f"Files: {directory}/ (report.json, *.parquet{', *.png' if plots else ''})")
+        click.echo(
+            f"Files: {directory}/ (report.json, *.parquet{', *.png, *.html' if plots else ''})"
+        )
 
 
 def main(args: list[str] | None = None) -> None:

@@ -84,7 +84,7 @@ def run(
         processes: At most so many beside this one for the variants; 0 runs them here.
         csv: Write each table as CSV too.
         events: Write the core's event log.
-        plots: Draw the plots.
+        plots: Draw the plots, and write the page `report.html`.
         progress: Called now and then with (virtual nanoseconds, requests ended).
 
     Raises:
@@ -114,8 +114,10 @@ def run(
     if directory is not None:
         write_whole(directory / "scenario.yaml", to_yaml(scenario).encode())
         if plots:
+            from kvasir_scenario.page import write_page
             from kvasir_scenario.plots import write_plots
 
             write_plots(directory, report)
+            write_page(directory, report)
         write_report(directory, report)
     return Result(report, directory)
