@@ -34,9 +34,11 @@ fix: $(VENV)/.dev
 nightly: $(VENV)/.dev system ## Long searches; takes hours.
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q --timeout 14400 tests/core
 	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -q --timeout 3600 -m nightly
+	$(BIN)/kvasir-sim campaign --seeds 200 --minutes 30 --processes 2
 
 bench: $(VENV)/.dev ## Measurements; wants a quiet machine.
 	$(BIN)/python benchmarks/bench_sim.py --growth
+	$(BIN)/python benchmarks/bench_swarm.py
 	$(BIN)/python benchmarks/bench_ring.py
 
 system: ## What tests need from the system, where it may be installed; elsewhere they skip.

@@ -9,7 +9,7 @@ Absent by design: bytes, numbers and connections (a shell has them), and any tru
 or the hub says about ability.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import assert_type
 
 from kvasir_core.errors import IllegalEvent
@@ -55,7 +55,7 @@ from kvasir_core.swarm.refusal import (
 from kvasir_core.swarm.roster import Roster
 from kvasir_core.swarm.standing import Worker
 from kvasir_core.swarm.statistics import CoordinatorStatistics, SliceStatistics
-from kvasir_core.swarm.words import Chance, Failure, Session, Slice, WorkerId
+from kvasir_core.swarm.words import Chance, Failure, Session, Slice, Standing, WorkerId
 from kvasir_core.units import Nanos
 
 Decisions = list[CoordinatorDecision]
@@ -141,6 +141,13 @@ class Coordinator:
             calls=self._calls.statistics(),
             clock_jumps=self._clock.jumps,
         )
+
+    def standings(self) -> Iterator[tuple[WorkerId, Standing]]:
+        """Of every slice of every worker that is known, as `statistics` has them."""
+        at = self._clock.now
+        for worker in self._roster.workers.values():
+            for slice_ in worker.slices or worker.proven:
+                yield worker.id, worker.standing(slice_, at)
 
     def check_invariants(self) -> None:
         """The full check, O(n): for tests, and every 1,000th event."""

@@ -27,6 +27,9 @@ from kvasir_sim.swarm.run import SwarmRun
 CONVERGE_S = 1200  # Backoffs of workers that failed before may last that long.
 LOOK_S = 5
 MORE_S = 30  # Load would go on so long after the last moment to converge.
+HIGH_BUSY = 6  # Requests running under high load with all experts remote; the threshold is 3.
+LAPS_PER_REQUEST = 11  # Mean: two for the prompt, nine tokens.
+PASS_S, PASS_S_PER_LAYER = 0.05, 0.1  # Of a stage.
 LIARS = (
     "nan", "zeros", "swapped_rows", "stale", "scaled", "noise", "turncoat", "sometimes",
 )  # fmt: skip
@@ -170,6 +173,8 @@ def draw_scenario(seed: int, minutes: float) -> Scenario:
         for honesty in LIARS
         if chance.random() < 0.25
     ]
+    lap_s = PASS_S * 2 + PASS_S_PER_LAYER * layers
+    high_per_s = HIGH_BUSY / (LAPS_PER_REQUEST * lap_s)
     document = {
         "name": "campaign",
         "model": {
@@ -181,8 +186,11 @@ def draw_scenario(seed: int, minutes: float) -> Scenario:
             "micro_batch_width": 8, "window": chance.choice(("auto", 2, 6)),
             "running_max": 16, "kv_tokens": 4096,
         },
-        "costs": {"kind": "fixed", "pass_s": 0.05, "pass_s_per_layer": 0.1, "per_token_s": 0.001},
-        "workload": _load(chance, minutes),
+        "costs": {
+            "kind": "fixed", "pass_s": PASS_S, "pass_s_per_layer": PASS_S_PER_LAYER,
+            "per_token_s": 0.001,
+        },
+        "workload": _load(chance, minutes, high_per_s),
         "experts": {
             "overlap": chance.choice((1, 2, 4)),
             "local": {"per_expert_s": 0.02},
@@ -197,14 +205,14 @@ def draw_scenario(seed: int, minutes: float) -> Scenario:
     return load_text(json.dumps(document), label=f"seed {seed}")
 
 
-def _load(chance: Random, minutes: float) -> dict[str, Any]:
+def _load(chance: Random, minutes: float, high_per_s: float) -> dict[str, Any]:
     """Up and down while faults strike; then high for long enough to converge."""
     phases, left = [], minutes * 60
     while left > 0:
         lasts = min(left, chance.uniform(20, 240))
         phases.append({"rate_per_s": chance.choice((0.0, 0.05, 0.3, 0.6)), "for_s": lasts})
         left -= lasts
-    phases.append({"rate_per_s": 0.6, "for_s": CONVERGE_S + MORE_S})
+    phases.append({"rate_per_s": high_per_s, "for_s": CONVERGE_S + MORE_S})
     return {
         "kind": "poisson", "rate_per_s": {"phases": phases},
         "duration_s": minutes * 60 + CONVERGE_S + MORE_S, "prompt_tokens": {"uniform": [8, 64]},

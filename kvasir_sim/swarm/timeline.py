@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from kvasir_core import NANOS_PER_SECOND, Nanos, RequestId, nanos
-from kvasir_core.swarm.words import Standing
+from kvasir_core.swarm.words import Standing, WorkerId
 from kvasir_scenario import tables
 from kvasir_scenario.tables import TableWriter
 from kvasir_sim.swarm.network import after
@@ -22,7 +22,9 @@ WORST = (
     Standing.PROVEN,
     Standing.TRIAL,
     Standing.NEW,
-)  # A worker's standing is that of its slice that stands first here.
+)
+RANK = {standing: rank for rank, standing in enumerate((*WORST, Standing.GONE))}
+"""A worker's standing is that of its slice that stands first here."""
 
 
 class TokenClock:
@@ -164,18 +166,16 @@ class Timeline:
                     reached += width * min(run.replicas, run.target)
                     surplus += width * max(0, run.replicas - run.target)
         share = reached / wanted if wanted else 1.0
-        statistics = core.statistics()
-        return len(statistics.nodes), statistics.claims_open, covered / cells, share, surplus
+        covering = sum(model.workers for model in core.recruitment().models)
+        return covering, core.claims_open, covered / cells, share, surplus
 
     def _standings(self) -> Counter[Standing]:
         """Attached workers by the most telling standing of their slices."""
-        of: dict[str, Standing] = {}
-        for entry in self._swarm.coordinator.coordinator.statistics().slices:
-            if entry.standing is Standing.GONE:
-                continue
-            known = of.get(entry.worker)
-            if known is None or WORST.index(entry.standing) < WORST.index(known):
-                of[entry.worker] = entry.standing
+        of: dict[WorkerId, Standing] = {}
+        for worker, standing in self._swarm.coordinator.coordinator.standings():
+            known = of.get(worker)
+            if known is None or RANK[standing] < RANK[known]:
+                of[worker] = standing
         return Counter(of.values())
 
     def write(self, directory: Path, *, csv: bool) -> None:

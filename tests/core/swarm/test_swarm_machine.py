@@ -451,6 +451,12 @@ class Swarm(RuleBasedStateMachine):
         assert self.hub.statistics().recruits_above_target == 0
 
     @invariant()
+    def short_views_say_what_statistics_say(self) -> None:
+        assert self.hub.claims_open == self.hub.statistics().claims_open
+        shown = [(entry.worker, entry.standing) for entry in self.coordinator.statistics().slices]
+        assert list(self.coordinator.standings()) == shown
+
+    @invariant()
     def scarcity_is_a_share_and_zero_exactly_where_enough_is_there(self) -> None:
         for model in self.hub.demand().models:
             assert model.target == POLICY.base + model.recruiting * POLICY.boost
