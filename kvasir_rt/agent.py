@@ -215,6 +215,8 @@ class Agent:
             case wire.Connect(epoch):
                 if epoch == self._epoch:
                     self._greet()
+            case wire.Slow(factor):
+                self.handover.slowdown = factor
             case wire.Stop(why, may_rejoin):
                 self.handover.quit(QuitCause.FAILED if may_rejoin else QuitCause.STOPPED, why)
 

@@ -209,6 +209,15 @@ class Crew:
                 compute=options.compute,
             ),
         )
+        if member.slowdown != 1:
+            self._send(member, wire.Slow(member.slowdown))
+
+    def slow(self, stage: int, factor: float) -> None:
+        """Have a stage hold micro-batches so many times as long; a successor does so too."""
+        member = self.members[stage]
+        member.slowdown = factor
+        if member.step is not Step.ABSENT:
+            self._send(member, wire.Slow(factor))
 
     def _why_unfit(self, join: wire.Join) -> str:
         compute = self.options.compute

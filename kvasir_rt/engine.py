@@ -134,6 +134,10 @@ class Engine:
         """End a request early; one that has ended already stays as it is."""
         self._call(lambda: self.driver.cancel(RequestId(request_id), reason))
 
+    def slow(self, stage: int, factor: float) -> None:
+        """Have a stage hold micro-batches `factor` times as long as it needs, until told anew."""
+        self._call(lambda: self._lines.crew.slow(stage, factor))
+
     def snapshot(self) -> RingSnapshot:
         """A consistent view. Waits for the engine's thread, mostly well under a millisecond.
 
@@ -266,6 +270,7 @@ class Engine:
             statistics=driver.ring.statistics(),
             binding_limits=dict(driver.meter.bindings),
             laps=driver.laps,
+            spans=driver.meter.spans,
             lap_ns_p50=laps[len(laps) // 2] if laps else None,
             lap_ns_p95=laps[len(laps) * 95 // 100] if laps else None,
             tokens=driver.tokens,

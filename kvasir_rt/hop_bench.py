@@ -42,7 +42,7 @@ class Hops:
     def _ignore(self, *_: object, **__: object) -> None:
         """Nothing else is of interest."""
 
-    lost = offered = offered_many = finished = refused = preempted = sample = _ignore
+    lost = offered = offered_many = finished = refused = preempted = sample = spent = _ignore
 
 
 def measure_hops(hidden: int, element_bytes: int, repeats: int) -> tuple[list[Line], Lap]:

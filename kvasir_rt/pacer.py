@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from math import prod
 
 import numpy as np
 
@@ -17,8 +18,9 @@ from kvasir_core.units import NANOS_PER_SECOND, nanos
 from kvasir_rt.engine import Engine
 from kvasir_rt.sampling import SamplingParams
 from kvasir_rt.submission import EndEvent, EngineEvent, Submission
+from kvasir_scenario.lengths import draw_nanos, sampler_of
 from kvasir_scenario.schema import Scenario
-from kvasir_scenario.schema_faults import StageLost
+from kvasir_scenario.schema_faults import StageLost, StageSlow
 from kvasir_scenario.streams import Purpose
 from kvasir_scenario.workload import NEVER_NS, ClosedLoop, Requests
 
@@ -61,6 +63,7 @@ class Pacer:
         self._live: set[int] = set()
         self._to_come = 0  # Arrivals that are in the heap.
         self._sent = 0
+        self._slowed: dict[int, list[float]] = {}  # Factors at work, by stage.
         self._loop: ClosedLoop | None = None
         if isinstance(workload, ClosedLoop):
             self._loop = workload
@@ -69,7 +72,7 @@ class Pacer:
         else:
             self._plan_all(workload)
         for index, fault in enumerate(scenario.faults):
-            if isinstance(fault, StageLost):
+            if isinstance(fault, StageLost | StageSlow):
                 self._plan_fault(fault, index)
 
     def run(self, until_ns: int | None, say: Callable[[int], None]) -> None:
@@ -224,25 +227,41 @@ class Pacer:
 
     # ------------------------------------------------------------------ faults
 
-    def _plan_fault(self, fault: StageLost, index: int) -> None:
+    def _plan_fault(self, fault: StageLost | StageSlow, index: int) -> None:
         sequence = np.random.SeedSequence(self._seed, spawn_key=(int(Purpose.FAULTS), index))
         chance = np.random.Generator(np.random.PCG64(sequence))
         if fault.at_s is not None:
-            self._at(self._scaled(nanos(fault.at_s)), lambda: self._kill(fault, chance))
+            self._at(self._scaled(nanos(fault.at_s)), lambda: self._strike(fault, chance))
             return
         assert fault.rate_per_h is not None
         mean_ns = SECONDS_PER_HOUR * NANOS_PER_SECOND / fault.rate_per_h
 
         def strike() -> None:
-            self._kill(fault, chance)
+            self._strike(fault, chance)
             self._at(self._now() + self._scaled(round(chance.exponential(mean_ns))), strike)
 
         self._at(self._scaled(round(chance.exponential(mean_ns))), strike)
 
-    def _kill(self, fault: StageLost, chance: np.random.Generator) -> None:
+    def _strike(self, fault: StageLost | StageSlow, chance: np.random.Generator) -> None:
         stages = self._engine.snapshot().stages
         stage = int(chance.integers(len(stages))) if fault.stage == "any" else fault.stage
         pid = stages[stage].pid
-        if pid is not None:
+        if isinstance(fault, StageSlow):
+            self._slow_down(
+                stage, fault, int(draw_nanos(sampler_of(fault.for_s, is_whole=False), chance, 1)[0])
+            )
+        elif pid is not None:
             log.warning("killing stage %d (process %d), as the scenario says", stage, pid)
             os.kill(pid, signal.SIGKILL)
+
+    def _slow_down(self, stage: int, fault: StageSlow, for_ns: int) -> None:
+        """Slowdowns of one stage multiply, as they do in the simulator."""
+        slowed = self._slowed.setdefault(stage, [])
+        slowed.append(fault.factor)
+        self._engine.slow(stage, prod(slowed))
+
+        def heal() -> None:
+            slowed.remove(fault.factor)
+            self._engine.slow(stage, prod(slowed))
+
+        self._at(self._now() + self._scaled(for_ns), heal)

@@ -18,8 +18,9 @@ import click
 
 from kvasir_core.errors import PlanError
 from kvasir_rt.model_files import find_model, model_name
+from kvasir_rt.neighbours import Neighbours
 from kvasir_rt.stage_bench import ProfileOptions, StageBench
-from kvasir_scenario.profile import Body, Line, Plane, Profile, write_profile
+from kvasir_scenario.profile import Body, Crowd, Line, Plane, Profile, write_profile
 
 Say = Callable[[str], None]
 
@@ -55,6 +56,10 @@ def measure_profile(model: Path, name: str, options: ProfileOptions, say: Say) -
     tail = measure_beside(
         StageBench(model, (shape.layers - depth, shape.layers), options), body.rows
     )
+    crowd = None
+    if options.neighbours:
+        say(f"beside {options.neighbours} busy")
+        crowd = measure_crowd(model, (1, 1 + depth), options)
     say("hops")
     link, lap = measure_hops(shape.hidden, ELEMENT_BYTES[options.dtype], options.repeats)
     return Profile(
@@ -70,6 +75,7 @@ def measure_profile(model: Path, name: str, options: ProfileOptions, say: Say) -
         tail=tail,
         link=link,
         lap=lap,
+        crowd=crowd,
     )
 
 
@@ -101,6 +107,19 @@ def measure_body(
         pass_ns = round(max(0.0, rows[0][1] - per_layer * depth))
     tables = {"rows": rows, "decode": sorted(decode), "prefill": sorted(prefill)}
     return Body(layers=depth, pass_ns=0, **tables), min(pass_ns, shortest)
+
+
+def measure_crowd(model: Path, layers: tuple[int, int], options: ProfileOptions) -> Crowd:
+    """A body alone and beside busy neighbours, in turn."""
+    with Neighbours(model, layers, options) as neighbours:
+        stage = StageBench(model, layers, options)
+        rows = []
+        for count in options.rows:
+            alone, _ = stage.rows(count)
+            with neighbours.at_work():
+                beside, _ = stage.rows(count)
+            rows.append((count, alone, max(alone, beside)))
+    return Crowd(neighbours=options.neighbours, rows=rows)
 
 
 def measure_beside(stage: StageBench, body: Sequence[Line]) -> list[Line]:
@@ -163,6 +182,12 @@ def _sizes(context: click.Context, parameter: click.Parameter, text: str) -> tup
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32")
 @click.option("--threads", type=click.IntRange(1), default=1, help="As a stage will have.")
+@click.option(
+    "--neighbours",
+    type=click.IntRange(0, 1024),
+    default=0,
+    help="Measure too what so many busy stages on other cores of this machine cost one.",
+)
 @click.option("--repeats", type=click.IntRange(2), default=5, show_default=True)
 @click.option("--rows", callback=_sizes, default="1,2,4,8,16,32,64,128", show_default=True)
 @click.option("--decodes", callback=_sizes, default="1,4,8,16", show_default=True)
@@ -176,6 +201,7 @@ def command(
     device: str,
     dtype: str,
     threads: int,
+    neighbours: int,
     repeats: int,
     rows: tuple[int, ...],
     decodes: tuple[int, ...],
@@ -194,6 +220,7 @@ def command(
         device=device,
         dtype=dtype,
         threads=threads,
+        neighbours=neighbours,
         repeats=repeats,
         rows=rows,
         decodes=decodes,

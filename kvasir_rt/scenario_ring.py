@@ -19,7 +19,7 @@ from kvasir_rt.split import estimated_tail_layers, split_by_cost
 from kvasir_scenario.load import resolve_path
 from kvasir_scenario.planning import LayerRanges, plan_of
 from kvasir_scenario.schema import Scenario
-from kvasir_scenario.schema_faults import StageLost
+from kvasir_scenario.schema_faults import StageLost, StageSlow
 
 FIXED_DTYPE = "float16"  # Of fixed stages' boundaries: their bytes are no numbers.
 
@@ -158,10 +158,10 @@ def check_can_run(scenario: Scenario) -> None:
     if scenario.ring.prefix_cache:
         raise scenario.error("ring.prefix_cache", "found true; only kvasir-sim models it")
     for index, fault in enumerate(scenario.faults):
-        if not isinstance(fault, StageLost):
+        if not isinstance(fault, StageLost | StageSlow):
             raise scenario.error(
                 f"faults.{index}.kind",
-                f"found {fault.kind}; on real processes only stage_lost can be done",
+                f"found {fault.kind}; on real processes only stage_lost and stage_slow can be done",
             )
 
 

@@ -22,6 +22,7 @@ class ProfileOptions:
     device: str = "cpu"
     dtype: str = "float32"
     threads: int = 1
+    neighbours: int = 0
     repeats: int = 5
     rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
     decodes: tuple[int, ...] = (1, 4, 8, 16)

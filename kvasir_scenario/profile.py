@@ -17,6 +17,8 @@ second. `body.pass_ns` is what a pass costs whatever its layers, from bodies of 
     link     [bytes, ns, spread]          one hop, by bytes of the message
     lap      {bridge_ns, spread_ns}       from a tail result to the next launch
     experts  [distinct, rows, ns, spread] routed experts of one layer (a full grid; optional)
+    crowd    {neighbours, rows}           optional: a body alone and beside so many other stages
+                                          that compute on the same machine, [n, alone, beside]
 
 `machine`, `model`, `dtype` and `commit` say what was measured: a profile is worth nothing for
 another machine. The file is compared with the scenario where both name the number of layers,
@@ -40,6 +42,7 @@ NS_MAX = 10**15
 _Size = Annotated[int, Field(ge=1, le=1 << 40)]
 _SizeOrZero = Annotated[int, Field(ge=0, le=1 << 40)]
 _Ns = Annotated[int, Field(ge=0, le=NS_MAX)]
+_PositiveNs = Annotated[int, Field(ge=1, le=NS_MAX)]
 _Word = Annotated[str, Field(min_length=1, max_length=512)]
 
 Line = tuple[_SizeOrZero, _Ns, _Ns]
@@ -83,6 +86,15 @@ class Lap(_Part):
     spread_ns: _Ns = 0
 
 
+class Crowd(_Part):
+    """What stages of one machine cost each other; all else in the file was measured alone."""
+
+    neighbours: Annotated[int, Field(ge=1, le=1024)]
+    rows: Annotated[
+        list[tuple[_Size, _PositiveNs, _PositiveNs]], Field(min_length=1, max_length=POINTS_MAX)
+    ]
+
+
 class Profile(_Part):
     """A whole file; see the module."""
 
@@ -101,6 +113,7 @@ class Profile(_Part):
     link: Lines
     lap: Lap
     experts: Planes | None = None
+    crowd: Crowd | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -108,6 +121,8 @@ class Profile(_Part):
             check_line(name, getattr(self, name))
         if self.experts is not None:
             check_grid("experts", self.experts)
+        if self.crowd is not None:
+            check_line("crowd.rows", self.crowd.rows)
         return self
 
 

@@ -64,6 +64,11 @@ class Conveyor:
         self._event = Recurring(env, self._returned)  # For the first of them.
 
     @property
+    def slower(self) -> list[float]:
+        """How many times as slow each stage is, by a fault; there are none here."""
+        return [1.0] * len(self._hops)
+
+    @property
     def latency_ns(self) -> int:
         """What a message without bytes needs for a lap."""
         return sum(hop.latency_ns for hop in self._hops)

@@ -274,6 +274,11 @@ class Pipeline:
         self.on_return(flight, self.env.now)
 
     @property
+    def slower(self) -> list[float]:
+        """How many times as slow each stage is now, by a fault."""
+        return [stage.slower for stage in self.stages]
+
+    @property
     def latency_ns(self) -> int:
         """What a message without bytes needs for a lap now."""
         return sum(link.latency_ns for link in self.links)

@@ -36,6 +36,7 @@ from kvasir_core.units import make
 from kvasir_scenario.recorder import Recorder
 from kvasir_sim.conveyor import Conveyor
 from kvasir_sim.costs.base import CostModel
+from kvasir_sim.costs.profile import ProfileCosts
 from kvasir_sim.links import LinkCost
 from kvasir_sim.pipeline import NO_RELEASES, Clock, Flight, Pipeline, Recurring, Releases
 from kvasir_sim.stage_times import StageTimeSampler
@@ -77,6 +78,7 @@ class Shell:
         self._delivered: tuple[RequestId, ...] = ()
         self._events = 0
         self._alarm_at: int | None = None
+        self._crowding = costs.crowding if isinstance(costs, ProfileCosts) else None
         self._sampler: StageTimeSampler | None = None
         if plan.wants_stage_times:
             self._sampler = StageTimeSampler(plan, costs.turnaround_ns)
@@ -164,6 +166,8 @@ class Shell:
         self._delivered = ()
         if self._sampler is not None:
             self._measure(flight, now)
+        if self._crowding is not None:
+            self._crowding.note(flight.stamps, self.carrier.slower)
         self.tell(make(LapEnded, (id_, epoch, ())), now)
         self.recorder.lap(batch, flight.composed, now, self._delivered, flight.stamps)
         if id_ < SAMPLED_LAPS or not id_ % SAMPLE_EVERY:

@@ -9,6 +9,9 @@ so that decodes alone, and one chunk alone, are exactly what was measured, and a
 its weights once and for each span's attention. A stage of L layers takes
 `pass_ns + (H - pass_ns) * L / body.layers`; head and tail add their own lines.
 
+Where the profile says what stages of one machine cost each other, a hold grows with the share of
+it in which others compute (`kvasir_sim.crowding`).
+
 Outside the measured range the last slope goes on upwards, and the first value downwards; such
 lookups are counted and the report says how many. With `noise` each hold is drawn around its
 middle with the measured relative spread (normal, seeded by `run.seed`).
@@ -23,6 +26,7 @@ from kvasir_core.microbatch import MicroBatch
 from kvasir_core.plan import Plan
 from kvasir_scenario.profile import Line, Plane, Profile
 from kvasir_sim.costs.base import Provenance
+from kvasir_sim.crowding import Crowding
 
 NOISE_FACTOR_MIN = 0.2  # A normal tail must not make time run backwards.
 
@@ -113,6 +117,9 @@ class ProfileCosts:
         if noise_seed is not None:
             self._random = Random(f"costs.profile {noise_seed}")  # noqa: S311 - seeded noise.
         self.turnaround_ns = profile.lap.bridge_ns
+        self.crowding: Crowding | None = None
+        if profile.crowd is not None:
+            self.crowding = Crowding(plan, profile.crowd)
         self.extrapolated = 0
         self.lookups = 0
 
@@ -133,6 +140,8 @@ class ProfileCosts:
         )
         self.lookups += 1
         self.extrapolated += is_outside
+        if self.crowding is not None:
+            middle = self.crowding.grown(middle, micro_batch.row_count)
         if self._random is not None:
             gauss = self._random.gauss
             middle = [hold * max(gauss(1.0, spread), NOISE_FACTOR_MIN) for hold in middle]
@@ -172,7 +181,8 @@ class ProfileCosts:
     def predict(self, decodes: int, decode_context: int, chunk_rows: int, chunk_start: int) -> int:
         starts, chunks = ((chunk_start,), (chunk_rows,)) if chunk_rows else ((), ())
         rows = decodes + chunk_rows
-        return round(max(self._holds(rows, decodes, decode_context, starts, chunks, decodes)[0]))
+        holds = self._holds(rows, decodes, decode_context, starts, chunks, decodes)[0]
+        return round(max(holds if self.crowding is None else self.crowding.grown(holds, rows)))
 
     def describe(self) -> list[str]:
         profile = self._profile
@@ -190,6 +200,8 @@ class ProfileCosts:
                 f"{prefill.second.sizes[0]}-{prefill.second.sizes[-1]}"
             ),
         ]
+        if self.crowding is not None:
+            lines.append(self.crowding.describe())
         if self._random is not None:
             lines.append("holds are drawn from the measured spread (seeded)")
         if self.extrapolated:

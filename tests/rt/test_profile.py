@@ -1,6 +1,8 @@
 """`kvasir-rt profile` and `bench`: what they measure, not how fast this machine is."""
 
 import json
+import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from kvasir_core.errors import PlanError
 from kvasir_core.microbatch import MicroBatch
 from kvasir_rt import bench, profile
 from kvasir_rt.hop_bench import hop_lines
+from kvasir_rt.neighbours import Neighbours
 from kvasir_rt.stage_bench import ProfileOptions, micro_batch
 from kvasir_scenario.profile import read_profile
 from tests.rt.tiny_models import TinyModel, write_tiny_model
@@ -35,6 +38,29 @@ def test_a_profile_is_a_file_the_simulator_reads(tiny: Path, tmp_path: Path) -> 
     assert all(point[1] > 0 for point in found.body.rows)
     assert [point[0] for point in found.link] == [rows * 64 * 4 for rows in (1, 8, 32, 128)]
     assert 0 <= found.lap.bridge_ns < 10**9
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a second core")
+def test_what_a_busy_neighbour_costs_is_measured_beside_one(tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "profile.json"
+    arguments = ["--repeats", "2", "--rows", "1,4", "--decodes", "1", "--contexts", "8"]
+    arguments += ["--chunks", "1", "--behind", "0", "--neighbours", "1", "--out", str(out)]
+    cores = os.sched_getaffinity(0)
+    result = CliRunner().invoke(profile.command, [str(tiny), *arguments])
+    assert result.exception is None
+    assert os.sched_getaffinity(0) == cores
+    assert multiprocessing.active_children() == []
+    crowd = read_profile(out).crowd
+    assert crowd is not None
+    assert crowd.neighbours == 1
+    assert [point[0] for point in crowd.rows] == [1, 4]
+    assert all(beside >= alone > 0 for _, alone, beside in crowd.rows)
+
+
+def test_more_neighbours_than_cores_are_refused(tiny: Path) -> None:
+    options = ProfileOptions(neighbours=1024)
+    with pytest.raises(PlanError, match="needs 1025 cores"), Neighbours(tiny, (1, 3), options):
+        pass
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,25 @@ def test_the_event_log_replays_to_the_counts_of_the_report(tmp_path: Path) -> No
     assert saved["counts"]["finished"] == 3
 
 
+def test_a_slowed_stage_holds_so_many_times_as_long_until_the_fault_ends(tmp_path: Path) -> None:
+    scenario = scenario_of(
+        P1, ROOT,
+        "faults=[{kind: stage_slow, stage: 1, at_s: 0, factor: 3, for_s: 0.6},"
+        " {kind: stage_slow, stage: 1, at_s: 0, factor: 2, for_s: 0.6}]",
+        "workload.requests=[[0, 1, 30], [0, 1, 30]]",
+    )  # fmt: skip
+    hold_s = 0.01
+    report = run_fixed(scenario, hold_s, tmp_path / "run")
+    assert report.counts.finished == 2
+    holds: dict[int, list[float]] = {}
+    for row in pq.read_table(tmp_path / "run" / "stages.parquet").to_pylist():
+        holds.setdefault(row["stage"], []).append(row["end_s"] - row["start_s"])
+    assert sorted(holds[1])[-5] >= 6 * hold_s
+    assert min(holds[1]) < 3 * hold_s, "it is well again in the end"
+    for other in (0, 2, 3):
+        assert sorted(holds[other])[len(holds[other]) // 2] < 3 * hold_s
+
+
 def test_a_killed_stage_is_part_of_the_scenario_and_costs_no_request(tmp_path: Path) -> None:
     scenario = scenario_of(
         P1, ROOT,
@@ -151,9 +170,9 @@ def test_deadlines_and_leaving_clients_end_requests() -> None:
         ("name=x", "model.path", "missing; kvasir-rt runs a real model"),
         ("ring.prefix_cache=true", "ring.prefix_cache", "only kvasir-sim"),
         (
-            "faults=[{kind: stage_slow, stage: 1, factor: 2, at_s: 1, for_s: 1}]",
+            "faults=[{kind: link_stop, hop: 1, at_s: 1, for_s: 1}]",
             "faults.0.kind",
-            "only stage_lost",
+            "only stage_lost and stage_slow",
         ),
     ],
 )

@@ -20,6 +20,7 @@ def scenario_of(
     policy: dict[str, Any] | None = None,
     workload: dict[str, Any] | None = None,
     run: dict[str, Any] | None = None,
+    faults: list[dict[str, Any]] | None = None,
     **ring: Any,
 ) -> Scenario:
     """The cases' ring: 1 s a pass, free links, one request a micro-batch, window 2."""
@@ -39,6 +40,7 @@ def scenario_of(
         "policy": policy or {},
         "workload": workload or {"kind": "trace", "requests": requests},
         "run": run or {},
+        "faults": faults or [],
     }
     return load_text(json.dumps(document), base=base)
 

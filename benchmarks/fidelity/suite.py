@@ -1,0 +1,226 @@
+"""Predicted and measured, scenario by scenario: how far the simulator's word can be trusted.
+
+    python benchmarks/fidelity/suite.py [--repeats 3] [--only NAME ...] [--out DIR] [--json]
+
+Measures a profile of this machine first, then runs each scenario beside this file on real stage
+processes, `--repeats` times, and simulates it once with that profile. A row compares the simulated
+figure with the median of the real ones. What is allowed is the bar, or twice the spread of the
+repeats where that is more: nobody can predict better than the machine repeats itself. The table,
+the figures and a picture of every request go to `--out`; `--docs` writes docs/fidelity.md as well.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))
+
+MODEL = "smollm2-135m"
+BARS = {"throughput": 0.05, "tpot_p50": 0.07, "ttft_p90": 0.15}
+PROFILE_OPTIONS = (
+    *("--dtype", "float32", "--neighbours", "1", "--repeats", "7"),
+    *("--rows", "1,2,4,6,8,12,16,24,32,48,64,96,128", "--decodes", "1,2,4,6,8"),
+    *("--contexts", "16,64,128,256,512", "--chunks", "1,8,16,32,48,64,96,128"),
+    *("--behind", "0,64,128,256,384"),
+)
+RUN_S_MAX = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of one scenario: what was foretold, what came, and what is allowed."""
+
+    name: str
+    predicted: float | None
+    measured: tuple[float, ...]
+    bar: float
+
+    @property
+    def middle(self) -> float:
+        return median(self.measured)
+
+    @property
+    def error(self) -> float | None:
+        """Relative; None where the figure is not defined."""
+        if self.predicted is None or not self.middle:
+            return None
+        return (self.predicted - self.middle) / self.middle
+
+    @property
+    def spread(self) -> float:
+        """Of the repeats: from least to most, relative to the median."""
+        return (max(self.measured) - min(self.measured)) / self.middle if self.middle else 0.0
+
+    @property
+    def allowed(self) -> float:
+        return max(self.bar, 2 * self.spread)
+
+    @property
+    def is_met(self) -> bool:
+        return self.error is not None and abs(self.error) <= self.allowed
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One scenario."""
+
+    name: str
+    question: str
+    figures: tuple[Figure, ...]
+    verdicts: tuple[str, str]  # Predicted, measured.
+
+    @property
+    def is_met(self) -> bool:
+        return all(figure.is_met for figure in self.figures)
+
+
+def command(name: str, *arguments: str) -> None:
+    """Run one of Kvasir's commands as a user would; its own words come through on failure."""
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name(name)), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=RUN_S_MAX,
+    )
+    if done.returncode:
+        raise SystemExit(f"{name} {' '.join(arguments)} failed:\n{done.stderr[-3000:]}")
+
+
+def take_profile(out: Path, options: Sequence[str] = PROFILE_OPTIONS) -> Path:
+    """Measure this machine."""
+    path = out / "profile.json"
+    command("kvasir-rt", "profile", MODEL, "--out", str(path), "--quiet", *options)
+    return path
+
+
+def predict(scenario: Path, profile: Path, out: Path) -> dict[str, Any]:
+    """The simulator's report."""
+    costs = f"costs={{kind: profile, file: {profile.resolve()}}}"
+    arguments = ("--set", costs, "--out", str(out), "--quiet", "--no-plots")
+    command("kvasir-sim", str(scenario), *arguments)
+    return report_of(out)
+
+
+def measure(scenario: Path, out: Path) -> dict[str, Any]:
+    """The report of a real run."""
+    command("kvasir-rt", str(scenario), "--out", str(out), "--quiet", "--no-plots")
+    return report_of(out)
+
+
+def report_of(directory: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((directory / "report.json").read_text())
+    return report
+
+
+def figures_of(report: dict[str, Any]) -> dict[str, float | None]:
+    """What is compared."""
+    latency = report["latency"]
+    return {
+        "throughput": report["throughput"]["output_tokens_per_s"],
+        "tpot_p50": latency["tpot_s"]["p50"],
+        "ttft_p90": latency["ttft_s"]["p90"],
+    }
+
+
+def row_of(scenario: Path, simulated: dict[str, Any], real: Sequence[dict[str, Any]]) -> Row:
+    """Put one scenario's figures together."""
+    import yaml
+
+    foretold, came = figures_of(simulated), [figures_of(report) for report in real]
+    figures = tuple(
+        Figure(name, foretold[name], tuple(value for one in came if (value := one[name])), bar)
+        for name, bar in BARS.items()
+    )
+    verdicts = [
+        f"{verdict['kind']}{'' if verdict['stage'] is None else ' @' + str(verdict['stage'])}"
+        for verdict in (simulated["verdict"], real[-1]["verdict"])
+    ]
+    question = yaml.safe_load(scenario.read_text())["question"]
+    return Row(scenario.stem, question, figures, (verdicts[0], verdicts[1]))
+
+
+def run(scenario: Path, profile: Path, out: Path, repeats: int) -> Row:
+    """One scenario in both worlds."""
+    directory = out / scenario.stem
+    directory.mkdir(parents=True, exist_ok=True)
+    real = [measure(scenario, directory / f"real_{turn}") for turn in range(repeats)]
+    row = row_of(scenario, predict(scenario, profile, directory / "simulated"), real)
+    runs = [str(directory / name) for name in ("real_0", "simulated")]
+    command("kvasir-sim", "compare", *runs, "--plot", str(directory / "scatter.png"), "--json")
+    return row
+
+
+def line_of(row: Row) -> str:
+    """One row for the terminal."""
+    cells = [f"{row.name:14}"]
+    for figure in row.figures:
+        error = "   n/a" if figure.error is None else f"{figure.error:+6.1%}"
+        cells.append(f"{figure.name} {error} (of {figure.allowed:.0%})")
+    return "  ".join([*cells, "met" if row.is_met else "MISSED"])
+
+
+def document(rows: Sequence[Row], profile: Path) -> dict[str, Any]:
+    """Everything, for machines."""
+    measured = json.loads(profile.read_text())
+    return {
+        "machine": measured["machine"],
+        "model": measured["model"],
+        "dtype": measured["dtype"],
+        "rows": [
+            asdict(row)
+            | {
+                "is_met": row.is_met,
+                "errors": {figure.name: figure.error for figure in row.figures},
+                "spreads": {figure.name: figure.spread for figure in row.figures},
+            }
+            for row in rows
+        ],
+        "met": sum(row.is_met for row in rows),
+    }
+
+
+def main() -> int:
+    """Run the suite; 1 if more than one scenario in eight misses its bars."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", nargs="*", help="names of scenarios")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "fidelity")
+    parser.add_argument("--profile", type=Path, help="use this one instead of measuring")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--docs", action="store_true", help="write docs/fidelity.md")
+    given = parser.parse_args()
+    scenarios = sorted(HERE.glob("*.yaml"))
+    unknown = set(given.only or ()) - {path.stem for path in scenarios}
+    if unknown or given.repeats < 1:
+        parser.error(f"no such scenario: {', '.join(sorted(unknown))}" if unknown else "--repeats")
+    given.out.mkdir(parents=True, exist_ok=True)
+    profile = given.profile or take_profile(given.out)
+    rows = []
+    for scenario in scenarios:
+        if given.only and scenario.stem not in given.only:
+            continue
+        rows.append(run(scenario, profile, given.out, given.repeats))
+        print(line_of(rows[-1]), file=sys.stderr, flush=True)
+    whole = document(rows, profile)
+    (given.out / "fidelity.json").write_text(json.dumps(whole, indent=1) + "\n")
+    if given.docs:
+        from benchmarks.fidelity.pages import write_pages
+
+        write_pages(rows, whole, given.out, ROOT / "docs")
+    print(json.dumps(whole) if given.json else f"{whole['met']} of {len(rows)} met their bars")
+    return 0 if whole["met"] >= len(rows) - len(rows) // 8 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

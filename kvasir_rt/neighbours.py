@@ -1,0 +1,113 @@
+"""Processes that keep other cores as busy as the other stages of a ring on this machine would.
+
+Stages on one machine share its memory and its caches, so a stage alone is faster than one beside
+others. What that costs is measured with neighbours at work and at rest, in turn.
+"""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.context import SpawnProcess
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Self
+
+from kvasir_core.errors import PlanError
+from kvasir_rt.stage import die_with_parent
+from kvasir_rt.stage_bench import ProfileOptions, StageBench
+
+LOAD_S_MAX = 120.0
+ROWS_MAX = 8  # A decode of a usual width.
+
+
+def _compute(
+    model: Path,
+    layers: tuple[int, int],
+    options: ProfileOptions,
+    core: int,
+    parent: int,
+    is_ready: Event,
+) -> None:
+    die_with_parent(parent)
+    os.sched_setaffinity(0, {core})
+    import torch
+
+    torch.set_num_threads(options.threads)
+    stage = StageBench(model, layers, options)
+    rows = min(ROWS_MAX, options.rows[-1])
+    stage.rows(rows)
+    is_ready.set()
+    while True:
+        stage.rows(rows)
+
+
+class Neighbours:
+    """`options.neighbours` processes with the same layers, each on a core of its own, at rest.
+
+    While they exist this process keeps off their cores.
+    """
+
+    def __init__(self, model: Path, layers: tuple[int, int], options: ProfileOptions) -> None:
+        self._model = model
+        self._arguments = (model, layers, options)
+        self._count = options.neighbours
+        self._workers: list[SpawnProcess] = []
+        self._cores_before = os.sched_getaffinity(0)
+
+    def __enter__(self) -> Self:
+        """Start them and wait until they have computed once.
+
+        Raises:
+            PlanError: There are not so many cores, or one did not load.
+        """
+        cores, count = sorted(self._cores_before), self._count
+        if count >= len(cores):
+            raise PlanError(
+                f"--neighbours {count} needs {count + 1} cores; this process may use {len(cores)}"
+            )
+        context = multiprocessing.get_context("spawn")
+        try:
+            for core in cores[-count:]:
+                is_ready = context.Event()
+                arguments = (*self._arguments, core, os.getpid(), is_ready)
+                worker = context.Process(target=_compute, args=arguments, daemon=True)
+                self._workers.append(worker)
+                worker.start()
+                self._wait_for(worker, is_ready)
+                self._signal(worker, signal.SIGSTOP)
+            os.sched_setaffinity(0, set(cores[:-count]))
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.sched_setaffinity(0, self._cores_before)
+        for worker in self._workers:
+            worker.kill()
+            worker.join()
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """They compute inside."""
+        for worker in self._workers:
+            self._signal(worker, signal.SIGCONT)
+        try:
+            yield
+        finally:
+            for worker in self._workers:
+                self._signal(worker, signal.SIGSTOP)
+
+    def _wait_for(self, worker: SpawnProcess, is_ready: Event) -> None:
+        until = time.monotonic() + LOAD_S_MAX
+        while not is_ready.wait(0.1):
+            if not worker.is_alive() or time.monotonic() > until:
+                raise PlanError(f"a neighbour with {self._model.name} did not come to compute")
+
+    @staticmethod
+    def _signal(worker: SpawnProcess, number: signal.Signals) -> None:
+        assert worker.pid is not None
+        os.kill(worker.pid, number)
