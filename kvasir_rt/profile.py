@@ -17,6 +17,7 @@ from pathlib import Path
 import click
 
 from kvasir_core.errors import PlanError
+from kvasir_rt.expert_bench import measure_experts
 from kvasir_rt.model_files import find_model, model_name
 from kvasir_rt.neighbours import Neighbours
 from kvasir_rt.stage_bench import ProfileOptions, StageBench
@@ -60,6 +61,8 @@ def measure_profile(model: Path, name: str, options: ProfileOptions, say: Say) -
     if options.neighbours:
         say(f"beside {options.neighbours} busy")
         crowd = measure_crowd(model, (1, 1 + depth), options)
+    say("experts")
+    experts = measure_experts(model, options)
     say("hops")
     link, lap = measure_hops(shape.hidden, ELEMENT_BYTES[options.dtype], options.repeats)
     return Profile(
@@ -75,6 +78,7 @@ def measure_profile(model: Path, name: str, options: ProfileOptions, say: Say) -
         tail=tail,
         link=link,
         lap=lap,
+        experts=experts,
         crowd=crowd,
     )
 

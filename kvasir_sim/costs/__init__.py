@@ -23,6 +23,7 @@ from kvasir_sim.costs.fixed import FixedCosts
 
 if TYPE_CHECKING:
     from kvasir_scenario.schema import Scenario
+    from kvasir_sim.costs.measured_experts import Mixture
 
 __all__ = ["CostModel", "Provenance", "build_costs"]
 
@@ -84,4 +85,14 @@ def _profile(scenario: "Scenario", section: ProfileSection, plan: Plan) -> CostM
     except ScenarioError as error:
         raise scenario.error("costs.file", str(error)) from error
     seed = scenario.run.seed if section.noise else None
-    return ProfileCosts(plan, profile, section.file, noise_seed=seed)
+    return ProfileCosts(plan, profile, section.file, mixture=_mixture(scenario), noise_seed=seed)
+
+
+def _mixture(scenario: "Scenario") -> "Mixture | None":
+    from kvasir_sim.costs.measured_experts import Mixture
+    from kvasir_sim.costs.routing import shares_of
+
+    model = scenario.model
+    if not model.experts or not model.experts_used:
+        return None
+    return Mixture(model.experts_used, shares_of(scenario, model.experts, "profile"))

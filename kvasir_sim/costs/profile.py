@@ -7,7 +7,8 @@ n rows in all, is put together from the three measured tables, linear between th
 
 so that decodes alone, and one chunk alone, are exactly what was measured, and a mixture pays for
 its weights once and for each span's attention. A stage of L layers takes
-`pass_ns + (H - pass_ns) * L / body.layers`; head and tail add their own lines.
+`pass_ns + (H - pass_ns) * L / body.layers`; head and tail add their own lines, and each layer with
+routed experts what its rows' different choices cost (`measured_experts`).
 
 Where the profile says what stages of one machine cost each other, a hold grows with the share of
 it in which others compute (`kvasir_sim.crowding`).
@@ -17,81 +18,19 @@ lookups are counted and the report says how many. With `noise` each hold is draw
 middle with the measured relative spread (normal, seeded by `run.seed`).
 """
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from random import Random
 
 from kvasir_core.errors import ScenarioError
 from kvasir_core.microbatch import MicroBatch
 from kvasir_core.plan import Plan
-from kvasir_scenario.profile import Line, Plane, Profile
+from kvasir_scenario.profile import Profile
 from kvasir_sim.costs.base import Provenance
+from kvasir_sim.costs.measured_experts import MeasuredExperts, Mixture
+from kvasir_sim.costs.plane import LineTable, PlaneTable
 from kvasir_sim.crowding import Crowding
 
 NOISE_FACTOR_MIN = 0.2  # A normal tail must not make time run backwards.
-
-
-class Axis:
-    """Sorted sizes; finds the cell of a size and how far into it."""
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self.sizes = tuple(sizes)
-
-    def place(self, size: float) -> tuple[int, float, bool]:
-        """Cell index, fraction (above 1 beyond the last point), and whether it is outside."""
-        sizes = self.sizes
-        if size <= sizes[0]:
-            return 0, 0.0, size < sizes[0]
-        if len(sizes) == 1:
-            return 0, 0.0, True
-        cell = min(bisect_right(sizes, size), len(sizes) - 1) - 1
-        low = sizes[cell]
-        return cell, (size - low) / (sizes[cell + 1] - low), size > sizes[-1]
-
-
-class LineTable:
-    """A measured function of one size."""
-
-    def __init__(self, points: Sequence[Line]) -> None:
-        self.axis = Axis([point[0] for point in points])
-        self._ns = [float(point[1]) for point in points]
-        self._known: dict[int, tuple[float, bool]] = {}
-
-    def at(self, size: int) -> tuple[float, bool]:
-        """Nanoseconds, and whether the size is outside what was measured."""
-        known = self._known.get(size)
-        if known is None:
-            cell, part, is_outside = self.axis.place(size)
-            ns = self._ns[cell]
-            if part:
-                ns = max(ns + part * (self._ns[cell + 1] - ns), 0.0)
-            known = self._known[size] = ns, is_outside
-        return known
-
-
-class PlaneTable:
-    """A measured function of two sizes, on a full grid."""
-
-    def __init__(self, points: Sequence[Plane]) -> None:
-        self.first = Axis(sorted({point[0] for point in points}))
-        self.second = Axis(sorted({point[1] for point in points}))
-        known = {(point[0], point[1]): point for point in points}
-        grid = [[known[one, two] for two in self.second.sizes] for one in self.first.sizes]
-        self._ns = [[float(point[2]) for point in row] for row in grid]
-        self._spread = [[point[3] / max(point[2], 1) for point in row] for row in grid]
-
-    def at(self, one: float, two: float) -> tuple[float, float, bool]:
-        """Nanoseconds, relative spread of the nearest lower point, and whether outside."""
-        i, part_one, is_outside_one = self.first.place(one)
-        j, part_two, is_outside_two = self.second.place(two)
-        low = self._along(i, j, part_two)
-        if part_one:
-            low += part_one * (self._along(i + 1, j, part_two) - low)
-        return max(low, 0.0), self._spread[i][j], is_outside_one or is_outside_two
-
-    def _along(self, i: int, j: int, part: float) -> float:
-        row = self._ns[i]
-        return row[j] if not part else row[j] + part * (row[j + 1] - row[j])
 
 
 class ProfileCosts:
@@ -100,9 +39,23 @@ class ProfileCosts:
     provenance: Provenance = "measured"
 
     def __init__(
-        self, plan: Plan, profile: Profile, source: str, *, noise_seed: int | None = None
+        self,
+        plan: Plan,
+        profile: Profile,
+        source: str,
+        *,
+        mixture: Mixture | None = None,
+        noise_seed: int | None = None,
     ) -> None:
-        """Without `noise_seed` each hold is its measured middle."""
+        """Without `noise_seed` each hold is its measured middle.
+
+        Args:
+            plan: Of the ring.
+            profile: Of this model and machine.
+            source: Its file's name, for sentences.
+            mixture: How rows choose experts, for a mixture of experts.
+            noise_seed: Seeds the spread.
+        """
         body = profile.body
         self._profile = profile
         self._source = source
@@ -112,6 +65,11 @@ class ProfileCosts:
         self._head = LineTable(profile.head)
         self._tail = LineTable(profile.tail)
         self._pass_ns = body.pass_ns
+        self._layers = [stop - start for start, stop in plan.layers]
+        self._is_mixture = mixture is not None
+        self.experts: MeasuredExperts | None = None
+        if mixture is not None and profile.experts is not None:
+            self.experts = MeasuredExperts(profile.experts, mixture)
         self._scales = [(stop - start) / body.layers for start, stop in plan.layers]
         self._random = None
         if noise_seed is not None:
@@ -169,6 +127,9 @@ class ProfileCosts:
             is_outside |= outside
         layers_ns = max(body - self._pass_ns, 0.0)
         holds = [self._pass_ns + layers_ns * scale for scale in self._scales]
+        if self.experts is not None:
+            more = self.experts.extra_ns(rows)
+            holds = [hold + n * more for hold, n in zip(holds, self._layers, strict=True)]
         extra, outside = self._head.at(rows)
         holds[0] += extra
         is_outside |= outside
@@ -200,6 +161,11 @@ class ProfileCosts:
                 f"{prefill.second.sizes[0]}-{prefill.second.sizes[-1]}"
             ),
         ]
+        if self._profile.experts is None and self._is_mixture:
+            lines.append(
+                "the profile has no table of experts: rows are taken to choose the same ones, "
+                "which is too fast; measure it again"
+            )
         if self.crowding is not None:
             lines.append(self.crowding.describe())
         if self._random is not None:

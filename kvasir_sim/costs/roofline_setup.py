@@ -10,7 +10,7 @@ from kvasir_scenario.schema_costs import RooflineCosts as RooflineSection
 from kvasir_sim.costs.base import Provenance
 from kvasir_sim.costs.efficiency import FITTED, FITTED_DEVICE, FITTED_DTYPE, Efficiency
 from kvasir_sim.costs.roofline import DeviceCosts, RooflineCosts
-from kvasir_sim.costs.routing import ROUTING_EXPONENT, zipf_shares
+from kvasir_sim.costs.routing import shares_of
 from kvasir_sim.costs.shape import shape_from
 from kvasir_sim.devices import device_from
 
@@ -43,7 +43,7 @@ def device_costs(
     """
     shape = shape_from(scenario)
     efficiency = _efficiency(section)
-    shares = zipf_shares(shape.experts, _exponent(scenario)) if shape.experts else ()
+    shares = shares_of(scenario, shape.experts, "roofline") if shape.experts else ()
     known: dict[str, DeviceCosts] = {}
     for name in names:
         assert name is not None, "the schema demands a device per stage"
@@ -71,23 +71,6 @@ def _efficiency(section: RooflineSection) -> Efficiency:
             prompt_memory=share,
         )
     return efficiency
-
-
-def _exponent(scenario: "Scenario") -> float:
-    """Skew of the routing: the scenario's, or that of Mixtral."""
-    if scenario.experts is None:
-        return ROUTING_EXPONENT
-    routing = scenario.experts.routing
-    match routing.kind:
-        case "uniform":
-            return 0.0
-        case "zipf":
-            return routing.exponent
-        case "measured":
-            raise scenario.error(
-                "experts.routing.kind",
-                "found measured; costs of kind roofline take uniform or zipf",
-            )
 
 
 def _provenance(scenario: "Scenario", section: RooflineSection) -> Provenance:

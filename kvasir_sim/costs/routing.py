@@ -7,7 +7,12 @@ shares this gives 2.0, 3.5, 5.3, 6.9, 7.7 of 8 at 1, 2, 4, 8, 16 tokens; counted
 5.3, 6.9, 7.8. Shares follow a Zipf law here: rank^-exponent, normalised.
 """
 
+from typing import TYPE_CHECKING
+
 import numpy as np
+
+if TYPE_CHECKING:
+    from kvasir_scenario.schema import Scenario
 
 ROUTING_EXPONENT = 0.45  # Fitted to Mixtral-8x7B's shares (rank 1 against rank 8: 2.6 times).
 
@@ -22,3 +27,29 @@ def distinct_experts(rows: int, used: int, shares: tuple[float, ...]) -> float:
     """Expected number of distinct experts that `rows` independent tokens touch."""
     chosen = np.minimum(used * np.asarray(shares), 1.0)
     return max(float(used), float((1.0 - (1.0 - chosen) ** rows).sum()))
+
+
+def shares_of(scenario: "Scenario", experts: int, costs: str) -> tuple[float, ...]:
+    """The scenario's skew of the routing, or that of Mixtral.
+
+    Args:
+        scenario: A valid scenario.
+        experts: Of one layer.
+        costs: Kind of costs that ask.
+
+    Raises:
+        ScenarioError: The shares are measured ones, which differ from layer to layer.
+    """
+    if scenario.experts is None:
+        return zipf_shares(experts, ROUTING_EXPONENT)
+    routing = scenario.experts.routing
+    match routing.kind:
+        case "uniform":
+            return zipf_shares(experts, 0.0)
+        case "zipf":
+            return zipf_shares(experts, routing.exponent)
+        case "measured":
+            raise scenario.error(
+                "experts.routing.kind",
+                f"found measured; costs of kind {costs} take uniform or zipf",
+            )

@@ -5,6 +5,8 @@ from typing import Protocol
 from kvasir_core import nanos
 from kvasir_scenario.schema_experts import LocalExperts
 from kvasir_sim.costs import CostModel
+from kvasir_sim.costs.measured_experts import MeasuredExperts
+from kvasir_sim.costs.profile import ProfileCosts
 from kvasir_sim.costs.roofline import RooflineCosts
 from kvasir_sim.swarm.routing import Routing
 
@@ -47,10 +49,26 @@ class RooflineTimes:
         return nanos(self._costs.experts_s(stage, rows, distinct))
 
 
+class ProfileTimes:
+    """As they were measured."""
+
+    is_in_costs = True
+
+    def __init__(self, experts: MeasuredExperts) -> None:
+        self._experts = experts
+
+    def layer_ns(self, stage: int, rows: float, distinct: float) -> int:
+        """The same on every stage."""
+        del stage
+        return round(self._experts.layer_ns(rows, distinct))
+
+
 def local_times(section: LocalExperts | None, costs: CostModel) -> LocalTimes:
     """The section's times, or those of the costs."""
     if section is None and isinstance(costs, RooflineCosts):
         return RooflineTimes(costs)
+    if section is None and isinstance(costs, ProfileCosts) and costs.experts is not None:
+        return ProfileTimes(costs.experts)
     return GivenTimes(section or LocalExperts())
 
 

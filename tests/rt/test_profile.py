@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvasir_core.errors import PlanError
 from kvasir_core.microbatch import MicroBatch
 from kvasir_rt import bench, profile
+from kvasir_rt.expert_bench import choices, measure_experts
 from kvasir_rt.hop_bench import hop_lines
 from kvasir_rt.neighbours import Neighbours
 from kvasir_rt.stage_bench import ProfileOptions, micro_batch
@@ -55,6 +58,27 @@ def test_what_a_busy_neighbour_costs_is_measured_beside_one(tiny: Path, tmp_path
     assert crowd.neighbours == 1
     assert [point[0] for point in crowd.rows] == [1, 4]
     assert all(beside >= alone > 0 for _, alone, beside in crowd.rows)
+
+
+def test_experts_are_measured_by_how_many_are_touched_and_by_how_many_rows(tmp_path: Path) -> None:
+    model = TinyModel(architecture="qwen3moe", layers=3, experts=6, experts_used=2)
+    path = write_tiny_model(tmp_path / "moe.gguf", model)
+    planes = measure_experts(path, ProfileOptions(repeats=2, rows=(1, 8)))
+    assert planes is not None
+    assert [plane[:2] for plane in planes] == [(d, r) for d in (2, 4, 6) for r in (1, 8)]
+    assert all(plane[2] > 0 for plane in planes)
+
+
+@given(st.integers(1, 12), st.integers(1, 40), st.integers(1, 4))
+def test_every_expert_that_is_to_be_touched_is_touched(distinct: int, rows: int, used: int) -> None:
+    distinct = max(distinct, used)
+    chosen = choices(distinct, rows, used)
+    assert {expert for row in chosen for expert in row} == set(range(distinct))
+    assert all(len(set(row)) == len(row) >= used for row in chosen)
+
+
+def test_a_dense_model_has_no_experts_to_measure(tiny: Path) -> None:
+    assert measure_experts(tiny, ProfileOptions(repeats=2, rows=(1, 8))) is None
 
 
 def test_more_neighbours_than_cores_are_refused(tiny: Path) -> None:

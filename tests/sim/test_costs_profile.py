@@ -14,7 +14,9 @@ from kvasir_core.plan import Plan
 from kvasir_scenario.profile import PROFILE_BYTES_MAX, Profile, read_profile, write_profile
 from kvasir_scenario.schema import Scenario
 from kvasir_sim.costs import build_costs
+from kvasir_sim.costs.measured_experts import Mixture
 from kvasir_sim.costs.profile import ProfileCosts
+from kvasir_sim.costs.routing import zipf_shares
 from tests.sim.cost_inputs import micro_batch, scenario
 from tests.sim.profile_inputs import PROFILE, decode_ns, prefill_ns, rows_ns
 
@@ -238,3 +240,25 @@ def test_what_is_written_is_read_back_the_same(tmp_path: Path) -> None:
     write_profile(profile, path)
     assert read_profile(path) == profile
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_rows_that_choose_different_experts_cost_what_the_more_of_them_were_measured_to() -> None:
+    """The table is 1000 ns an expert and 1 a row: only the experts beyond the first count."""
+    profile = Profile.model_validate_json(json.dumps(PROFILE))
+    shares = zipf_shares(8, 0.0)
+    mixed = ProfileCosts(plan(10, 20), profile, "p.json", mixture=Mixture(1, shares))
+    plain = ProfileCosts(plan(10, 20), profile, "p.json")
+    batch = micro_batch((72,) * 6)
+    touched = 8 * (1 - (7 / 8) ** 6)
+    more = [a - b for a, b in zip(mixed.holds(batch), plain.holds(batch), strict=True)]
+    assert more == pytest.approx([10_000 * (touched - 1), 20_000 * (touched - 1)], abs=1)
+    one = micro_batch((72,))
+    assert mixed.holds(one) == plain.holds(one)
+
+
+def test_a_mixture_without_a_table_of_experts_is_told_to_be_too_fast() -> None:
+    document = {**PROFILE, "experts": None}
+    profile = Profile.model_validate_json(json.dumps(document))
+    mixture = Mixture(1, zipf_shares(8, 0.0))
+    costs = ProfileCosts(plan(10, 10), profile, "p.json", mixture=mixture)
+    assert any("no table of experts" in line for line in costs.describe())
