@@ -47,6 +47,7 @@ class LapMeter:
         self.meters = [StageMeter() for _ in range(plan.stages)]
         self.causes = CauseClock()  # A copy of the ring's, so that a recorder may drain that one.
         self.bindings: Counter[BindingLimit] = Counter()
+        self.spans = 0  # Of all laps together.
         self.laps_ns: deque[int] = deque(maxlen=LAPS_KEPT)
         self._stamps: list[int] = []
         self._composed: list[int] = []
@@ -65,6 +66,7 @@ class LapMeter:
         """
         batch, composed, submitted = lap
         self.bindings[batch.binding] += 1
+        self.spans += len(batch.requests)
         self.laps_ns.append(returned - composed)
         self._keep_order(stamps, composed)
         self._stamps += stamps

@@ -71,6 +71,7 @@ class OverlapLapMeter(LapMeter):
         """
         batch, composed, submitted = lap
         self.bindings[batch.binding] += 1
+        self.spans += len(batch.requests)
         self.laps_ns.append(returned - composed)
         self._note_work(submitted, returned, stamps, stretches)
         intervals: list[Interval] = []

@@ -42,6 +42,7 @@ class RingSnapshot:
     statistics: RingStatistics
     binding_limits: dict[BindingLimit, int]
     laps: int
+    spans: int
     lap_ns_p50: int | None
     lap_ns_p95: int | None
     tokens: int

@@ -4,7 +4,7 @@ The life of a request: (1) the protocol bounds headers and connections, (2) `Sur
 (3) `Door` asks for the key, (4) `Bodies` reads it within the limits, (5) `schemas` checks every
 field, (6) `jobs` tokenises and checks lengths, (7) `submissions` admits it and hands it to the
 engine, (8) `replies` sends what `generation` has made of its tokens. Before the model is loaded
-every path but `/metrics` answers 503.
+every path but `/metrics` and the live page's files answers 503.
 """
 
 import asyncio
@@ -31,6 +31,10 @@ from kvasir_rt.bridge.errors import (
 from kvasir_rt.bridge.health import Health
 from kvasir_rt.bridge.jobs import JobMaker, Served
 from kvasir_rt.bridge.limits import Limits
+from kvasir_rt.bridge.live_feed import PATH as LIVE_PATH
+from kvasir_rt.bridge.live_feed import LiveFeed
+from kvasir_rt.bridge.live_page import RING_FILES, page_file
+from kvasir_rt.bridge.live_view import LiveView
 from kvasir_rt.bridge.meters import CONTENT_TYPE, Meters
 from kvasir_rt.bridge.middleware import Bodies, Door, Surround
 from kvasir_rt.bridge.replies import send_stream, send_whole
@@ -59,6 +63,7 @@ class Ready:
     submissions: Submissions
     jobs: JobMaker
     health: Health
+    view: LiveView
 
 
 class Bridge:
@@ -74,7 +79,10 @@ class Bridge:
         self._ready: Ready | None = None
         self._closed: ApiError | None = None
         self._bodies = Bodies(self.limits)
+        self._live = LiveFeed(self._now)
         routes = [
+            *(Route(path, self._page, methods=["GET"]) for path in RING_FILES),
+            Route(LIVE_PATH, Endpoint(self._listen), methods=["GET"]),
             Route("/health", self._health, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
             Route("/slots", self._slots, methods=["GET"]),
@@ -110,6 +118,7 @@ class Bridge:
             submissions,
             JobMaker(served, self.limits),
             Health(served, submissions, self.limits),
+            LiveView(served.model),
         )
         self.meters.add(RingCollector(served.engine.snapshot))
 
@@ -120,6 +129,7 @@ class Bridge:
     def close(self, error: ApiError) -> None:
         """New requests are refused with this error."""
         self._closed = error
+        self._live.close()
         if self._ready is not None:
             self._ready.submissions.refuse_new(error)
 
@@ -166,6 +176,17 @@ class Bridge:
     async def _ring(self, _request: Request) -> Response:
         snapshot = await self._snapshot()
         return json_response(ring_view(self._loaded().served.model, snapshot))
+
+    async def _page(self, request: Request) -> Response:
+        return page_file(RING_FILES[request.url.path])
+
+    async def _listen(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._loaded()
+        await self._live(scope, receive, send)
+
+    async def _now(self) -> dict[str, Any]:
+        """The live page's next message."""
+        return self._loaded().view.take(await self._snapshot())
 
     async def _snapshot(self) -> RingSnapshot:
         served = self._loaded().served

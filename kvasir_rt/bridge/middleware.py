@@ -25,12 +25,14 @@ from kvasir_rt.bridge.errors import (
     json_response,
 )
 from kvasir_rt.bridge.limits import Limits
+from kvasir_rt.bridge.live_page import RING_FILES, SWARM_FILES
 from kvasir_rt.logs import log_event, request_id_of_task
 
 logger = logging.getLogger("kvasir.bridge")
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
-OPEN_PATHS = frozenset({"/health"})  # A load balancer has no key, and health tells nothing.
+OPEN_PATHS = frozenset({"/health", *RING_FILES, *SWARM_FILES})
+"""A load balancer has no key, and health tells nothing; a page's files are the same everywhere."""
 
 Counted = Callable[[Scope, int, float], None]
 """Called once per answer with its scope, status and seconds."""

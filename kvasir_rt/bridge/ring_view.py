@@ -43,7 +43,7 @@ def ring_view(model: str, snapshot: RingSnapshot) -> Json:
             "failed": statistics.failed,
         },
         "stages": [_stage_part(stage) for stage in snapshot.stages],
-        "binding_limits": _bindings(snapshot),
+        "binding_limits": binding_counts(snapshot),
         "micro_batches": statistics.micro_batches,
         "kv": {
             "blocks_total": statistics.kv_blocks_total,
@@ -57,6 +57,7 @@ def ring_view(model: str, snapshot: RingSnapshot) -> Json:
         "epoch": statistics.epoch,
         "open": statistics.open,
         "laps": snapshot.laps,
+        "spans": snapshot.spans,
         "lap_s": {
             "p50": _seconds_or_none(snapshot.lap_ns_p50),
             "p95": _seconds_or_none(snapshot.lap_ns_p95),
@@ -130,7 +131,7 @@ def _stage_part(stage: StageSnapshot) -> Json:
     }
 
 
-def _bindings(snapshot: RingSnapshot) -> dict[str, int]:
+def binding_counts(snapshot: RingSnapshot) -> dict[str, int]:
     """What stopped each micro-batch; of window and dependency, how often one forbade another."""
     stalls = snapshot.statistics.stalls
     return {
@@ -192,7 +193,7 @@ def _ring_metrics(snapshot: RingSnapshot) -> Iterator[Metric]:
     binding = CounterMetricFamily(
         "kvasir_binding_limit", "What stopped micro-batches from filling.", labels=["limit"]
     )
-    for limit, count in _bindings(snapshot).items():
+    for limit, count in binding_counts(snapshot).items():
         binding.add_metric([limit], count)
     yield binding
 

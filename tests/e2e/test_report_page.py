@@ -23,6 +23,13 @@ SCENARIOS = Path(__file__).parents[2] / "scenarios"
 BLOCKS = "header > *, nav, main > section, footer, .tiles > div, .plot, .scroll"
 LETTERS = ".plot .xtick text, .plot .ytick text, .plot .legendtext"
 
+INJECT = """() => {
+  const script = document.createElement("script");
+  script.textContent = "window.caught = true";
+  document.body.append(script);
+  return window.caught || null;
+}"""
+
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -138,3 +145,5 @@ def test_hostile_names_stay_words(running: Browser, run_dir: Path, tmp_path: Pat
         labels = page.locator("#limits .ytick text").all_text_contents()
         assert any("onerror" in label for label in labels)  # As letters of a label.
         assert problems == []
+        assert page.evaluate(INJECT) is None  # Nor would a script run that found its way in.
+        assert "Content Security Policy" in problems[0]

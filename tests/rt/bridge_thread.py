@@ -62,10 +62,11 @@ def running_bridge(
     limits: Limits | None = None,
     api_key: str | None = None,
     is_loaded: bool = True,
+    port: int = 0,
 ) -> Iterator[Running]:
     """Serves until the block is left; the engine is closed with it."""
     loop = asyncio.new_event_loop()
-    listener = listen("127.0.0.1", 0)
+    listener = listen("127.0.0.1", port)
     url = url_of(listener)
     port = listener.getsockname()[1]
     bridge = Bridge(limits or Limits(stream_opens_s=0.05), api_key=api_key)

@@ -160,6 +160,7 @@ class ScriptedEngine:
                 statistics=self.ring.statistics(),
                 binding_limits={},
                 laps=self.laps,
+                spans=0,
                 lap_ns_p50=None,
                 lap_ns_p95=None,
                 tokens=0,
