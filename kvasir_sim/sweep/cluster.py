@@ -8,6 +8,7 @@ that the scenario names must lie at the same place there.
 import json
 import logging
 import os
+import socket
 from collections import deque
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -20,6 +21,8 @@ from kvasir_sim.sweep.points import Source
 from kvasir_sim.sweep.pool import JOBS_MAX, TRIES, lost
 
 START_S_MAX = 120.0  # For the first actor; a cluster may be busy, but not for ever.
+
+CONNECT_S_MAX = 5.0
 
 
 class RemoteEvaluator:
@@ -161,12 +164,30 @@ def _connected(address: str) -> Any:
         raise ScenarioError(
             "--cluster needs Ray, which is not installed: pip install 'kvasir[cluster]'"
         ) from None
+    _check_reachable(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-        said = " ".join(str(error).split())[:300]
-        raise ScenarioError(
-            f"--cluster {address}: no Ray cluster answers ({said}); start one on this machine "
-            "with `ray start --head`, or join one with `ray start --address=HOST:PORT`"
-        ) from None
+        raise _unreachable(address, error) from None
     return ray
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself would try for minutes."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ScenarioError(f"--cluster {address}: it must be auto or HOST:PORT")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S_MAX).close()
+    except (OSError, OverflowError) as error:
+        raise _unreachable(address, error) from None
+
+
+def _unreachable(address: str, error: Exception) -> ScenarioError:
+    said = " ".join(str(error).split())[:300]
+    return ScenarioError(
+        f"--cluster {address}: no Ray cluster answers ({said}); start one on this machine with "
+        "`ray start --head`, or join one with `ray start --address=HOST:PORT`"
+    )

@@ -8,8 +8,7 @@ result is written.
 import json
 import sqlite3
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from kvasir_core.errors import ScenarioError
 
@@ -61,15 +60,10 @@ class Journal:
             "(key TEXT PRIMARY KEY, row TEXT NOT NULL, is_lost INTEGER NOT NULL) WITHOUT ROWID"
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Leave the file to whoever goes on; an empty one is of no use to anybody."""
+        if self._base.execute("SELECT count(*) FROM points").fetchone() == (0,):
+            self.remove()
         self._base.close()
 
     def add(self, key: str, row: dict[str, Any], *, is_lost: bool = False) -> None:

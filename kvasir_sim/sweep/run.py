@@ -92,6 +92,7 @@ class Run:
             if point.error is not None:
                 self._journal.add(point.key, {**NOTHING, "error": point.error})
         self._done = self._journal.keys()
+        self._is_finished = False
 
     @property
     def total(self) -> int:
@@ -104,7 +105,8 @@ class Run:
 
     def close(self) -> None:
         """Give the journal back; what is in it stays."""
-        self._journal.__exit__(None, None, None)
+        if not self._is_finished:
+            self._journal.close()
 
     def work(self, pool: Pool, progress: Progress | None = None) -> None:
         """Run what is missing.
@@ -125,6 +127,7 @@ class Run:
         columns = columns_of(self._sweep.columns())
         write_table(self._out, columns, self._rows([kind for _, kind in columns]))
         self._journal.remove()
+        self._is_finished = True
         return self.outcome
 
     def _tasks(self) -> Iterator[Task]:
