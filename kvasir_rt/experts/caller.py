@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TextIO
 
 import torch
 
@@ -34,6 +33,7 @@ from kvasir_rt.model.moe import Experts
 from kvasir_rt.relay.channel import Channel, Watch
 from kvasir_rt.relay.dial import DialError, dial, relay_url
 from kvasir_rt.relay.limits import RelayLimits
+from kvasir_rt.swarm.event_log import EventLog
 from kvasir_rt.swarm.frames import Detached, Drop, Fault, Frame, Reply
 
 logger = logging.getLogger("kvasir.experts")
@@ -294,10 +294,10 @@ class ExpertCaller:
             self._loop.call_soon_threadsafe(work, *arguments)
 
 
-def _open_events(options: CallerOptions) -> TextIO | None:
+def _open_events(options: CallerOptions) -> EventLog | None:
     if options.events is None:
         return None
     try:
-        return options.events.open("w", encoding="utf-8")
+        return EventLog(options.events, options.core_policy, options.seed)
     except OSError as error:
         raise CallerError(f"cannot write {options.events}: {error.strerror}") from None

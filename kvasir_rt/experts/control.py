@@ -10,13 +10,12 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
-from typing import Protocol, TextIO, assert_never
+from typing import Protocol, assert_never
 
 from torch import Tensor
 
-from kvasir_core.swarm import TOLERANCES, Coordinator
+from kvasir_core.swarm import Coordinator
 from kvasir_core.swarm.decisions import (
     Accept,
     ComputeLocally,
@@ -32,7 +31,6 @@ from kvasir_core.swarm.decisions import (
     Report,
     Verify,
 )
-from kvasir_core.swarm.eventlog import encode
 from kvasir_core.swarm.events import (
     AnswerArrived,
     AnswerFailed,
@@ -49,6 +47,7 @@ from kvasir_rt.experts.hub_link import CallerOptions
 from kvasir_rt.experts.pairs import Routing
 from kvasir_rt.experts.records import Answer, Flight, Key, RoutedCall, make_flight
 from kvasir_rt.logs import log_event
+from kvasir_rt.swarm.event_log import EventLog
 
 logger = logging.getLogger("kvasir.experts")
 
@@ -85,12 +84,11 @@ class CallControl:
         self,
         options: CallerOptions,
         network: Network,
-        events: TextIO | None = None,
+        events: EventLog | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        policy = replace(options.policy, tolerance=TOLERANCES[options.dtype])
         chance = random.Random(options.seed)  # noqa: S311 - Which answers are checked; replayable.
-        self._core = Coordinator(policy, chance)
+        self._core = Coordinator(options.core_policy, chance)
         self._network = network
         self._events = events
         self._clock = clock
@@ -180,7 +178,7 @@ class CallControl:
             return list(self._flights.values())
 
     def flush(self) -> None:
-        """A log that ends in the middle of a crash is of little use."""
+        """Bring the event log to disk."""
         if self._events is not None:
             with self.changed:
                 self._events.flush()
@@ -190,7 +188,7 @@ class CallControl:
         now = self.now
         decisions = self._core.handle(event, now)
         if self._events is not None:
-            self._events.write(encode(event, now) + "\n")
+            self._events.write(event, now, decisions)
         self._told += 1
         if self._told % FULL_CHECK_EVENTS == 0:
             self._core.check_invariants()

@@ -3,12 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from kvasir_core.swarm.defaults import SwarmPolicy
+from kvasir_core.swarm.defaults import TOLERANCES, SwarmPolicy
 from kvasir_core.swarm.events import (
     MapFetched,
     MapFetchFailed,
@@ -72,6 +72,11 @@ class CallerOptions:
     policy: SwarmPolicy = field(default_factory=SwarmPolicy)
     seed: int = 0
     events: Path | None = None
+
+    @property
+    def core_policy(self) -> SwarmPolicy:
+        """With the tolerance of the rows' format."""
+        return replace(self.policy, tolerance=TOLERANCES[self.dtype])
 
 
 class HubLink:

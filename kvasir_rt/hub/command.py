@@ -13,9 +13,8 @@ import secrets
 import signal
 import socket
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
 
 from kvasir_core.errors import KvasirError
 from kvasir_core.swarm import SwarmPolicy
@@ -37,6 +36,7 @@ from kvasir_rt.hub.service import HubService
 from kvasir_rt.hub.slices import SliceStore
 from kvasir_rt.hub.store import Store, StoreError
 from kvasir_rt.relay.embedded import embedded_relay
+from kvasir_rt.swarm.event_log import EventLog
 from kvasir_rt.swarm.identity import create_secret_file, read_secret_file
 
 TOKEN_VARIABLE = "KVASIR_HUB_TOKEN"  # noqa: S105 - Where it is looked for.
@@ -309,13 +309,10 @@ def _open_models(models: tuple[tuple[str, Path], ...]) -> dict[ModelName, Expert
     return {ModelName(name): open_expert_model(ModelName(name), path) for name, path in models}
 
 
-def _open_events(path: Path | None, policy: SwarmPolicy, seed: int) -> TextIO | None:
-    """The event log, and beside it the policy and seed that its replay needs."""
+def _open_events(path: Path | None, policy: SwarmPolicy, seed: int) -> EventLog | None:
     if path is None:
         return None
     try:
-        core = {"seed": seed, "policy": asdict(policy)}
-        path.with_name(path.name + ".core.json").write_text(json.dumps(core) + "\n")
-        return path.open("w", encoding="utf-8")
+        return EventLog(path, policy, seed)
     except OSError as error:
         raise HubError(f"cannot write the event log {path}: {error.strerror}") from None

@@ -12,12 +12,11 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TextIO
+from typing import Any
 
 from kvasir_core.events import TimePassed
 from kvasir_core.swarm import Hub, SwarmPolicy
 from kvasir_core.swarm.decisions import HubDecision, LoseWorker, PollCoordinator
-from kvasir_core.swarm.eventlog import encode
 from kvasir_core.swarm.events import (
     CoordinatorAttached,
     CoordinatorGone,
@@ -35,6 +34,7 @@ from kvasir_rt.hub.poller import SlotsPoller, Target
 from kvasir_rt.hub.record import Record
 from kvasir_rt.hub.store import Store, StoreError
 from kvasir_rt.logs import log_event
+from kvasir_rt.swarm.event_log import EventLog
 
 logger = logging.getLogger("kvasir.hub")
 
@@ -64,7 +64,7 @@ class Control:
         limits: HubLimits,
         record: Record,
         store: Store | None = None,
-        events: TextIO | None = None,
+        events: EventLog | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.policy = policy
@@ -132,7 +132,8 @@ class Control:
         now = Nanos(self._clock())
         try:
             decisions = self.hub.handle(event, now)
-            self._log(event, now)
+            if self._events is not None:
+                self._events.write(event, now, decisions)
             self.events_taken += 1
             if self.events_taken % FULL_CHECK_EVENTS == 0:
                 self.hub.check_invariants()
@@ -154,10 +155,6 @@ class Control:
         self._set_timer(now)
         return decisions
 
-    def _log(self, event: HubEvent, now: Nanos) -> None:
-        if self._events is not None:
-            self._events.write(encode(event, now) + "\n")
-
     def _break(self, event: HubEvent, now: Nanos, error: Exception) -> None:
         """The core contradicts itself, our bug: the hub ends, and starts anew from what is kept.
 
@@ -167,9 +164,9 @@ class Control:
             return
         facts = {"fields": {"event": repr(event)}}
         logger.critical("the core broke; the hub ends", extra=facts, exc_info=error)
-        self._log(event, now)
         self._events, events = None, self._events
         if events is not None:
+            events.write(event, now)
             events.close()
         if self._timer is not None:
             self._timer.cancel()
@@ -255,8 +252,7 @@ class Control:
             text = "state cannot be written" if problem else "state is written again"
             log_event(logger, text, level=level, why=problem or None)
 
-    async def _keep_flushing(self, events: TextIO) -> None:
-        """A log that ends in the middle of a crash is of little use."""
+    async def _keep_flushing(self, events: EventLog) -> None:
         while True:
             await asyncio.sleep(EVENTS_FLUSH_S)
             events.flush()

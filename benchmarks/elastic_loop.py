@@ -1,0 +1,233 @@
+"""The elastic loop, end to end, with real processes on this machine: what happens, and when.
+
+    .venv/bin/python benchmarks/elastic_loop.py [--repeats 5] [--json] [--out DIR]
+
+A hub, a tiny random qwen3moe model (8 layers, 16 experts, top-4) in two stages, and three idle
+workers. Load comes; slots saturate; the target rises from base 0 to boost 1; the workers get
+disjoint slices, download, dial, prove themselves and serve; load goes and they fade out. All times
+of the policy are divided by ten. Moments come from the event logs of hub and coordinators, each
+replayed through a fresh core, so every run is a parity check too.
+
+The last line with `--json`: `{runs: [...], median: {...}}`, times in seconds, null if not reached.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.e2e.swarm_timeline import (
+    Moment,
+    first,
+    last,
+    moments_of,
+    replay_coordinator,
+    replay_hub,
+)
+from tests.e2e.swarm_world import Load, World, WorldOptions, until, world
+from tests.rt.tiny_models import TinyModel
+
+WORKERS = 3
+CLIENTS = 8
+TOKENS = 24
+EXPERTS_MAX = 48  # Of one worker: three hold eight layers of sixteen.
+MODEL = TinyModel(architecture="qwen3moe", layers=8, experts=16, experts_used=4)
+STEADY_S = 12.0  # Each of the three rates is measured for so long.
+RISE_S, FADE_S = 120.0, 240.0
+TELL = (
+    "hub reads high", "engages", "target rises", "assigned", "covers", "dials", "trial",
+    "hub knows it proven", "hub reads low", "disengages", "target falls", "released", "leaves",
+    "lost",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Tokens over a while."""
+
+    tokens: int
+    seconds: float
+
+    @property
+    def per_s(self) -> float:
+        return self.tokens / self.seconds
+
+
+class Sampler:
+    """The bridge's count of tokens, over time."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._stop = threading.Event()
+        self.samples: list[tuple[float, int]] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> "Sampler":  # noqa: PYI034 - Not made to be derived from.
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.25):
+            self.samples.append((time.monotonic(), self._world.ring()["output_tokens"]))
+
+    def rate(self, seconds: float) -> Rate:
+        """From now on, for so long."""
+        started, before = time.monotonic(), self._world.ring()["output_tokens"]
+        time.sleep(seconds)
+        ended, after = time.monotonic(), self._world.ring()["output_tokens"]
+        return Rate(after - before, ended - started)
+
+
+def run_once(root: Path, faster: int, say: Any) -> dict[str, Any]:
+    """One loop; its figures."""
+    options = WorldOptions(model=MODEL, faster=faster, overlap=4)
+    with world(root, options) as made, Sampler(made) as sampler:
+        for number in range(WORKERS):
+            made.start_worker(f"worker-{number}", "--max-experts", str(EXPERTS_MAX))
+        until("idle workers ask", lambda: _states(made) == ["idle"] * WORKERS)
+        with Load(made, 1, TOKENS, first=100):  # One user: below the threshold, so all is local.
+            sampler.rate(STEADY_S / 3)
+        zero_ns = time.monotonic_ns()
+        with Load(made, CLIENTS, TOKENS) as load:
+            before = sampler.rate(STEADY_S / 4)  # Until workers serve, all is local.
+            until("all slices are served", lambda: _is_covered(made), RISE_S)
+            until("the swarm serves", made.has_proven_worker, RISE_S)
+            time.sleep(3.0)  # Each slice proves itself.
+            during = sampler.rate(STEADY_S)
+        gone_ns = time.monotonic_ns()
+        assert not load.errors, load.errors
+        assert all(len(texts) == 1 for texts in load.texts.values()), "tokens differ"
+        fade_s = until("the workers fade out", lambda: _states_idle(made), FADE_S)
+        with Load(made, CLIENTS, TOKENS) as again:
+            after = sampler.rate(STEADY_S / 4)  # Before the hub's dwell: local again.
+        texts_equal = {k: v == load.texts.get(k) for k, v in again.texts.items()}
+        assert all(texts_equal.values()), "tokens differ after the swarm has gone"
+        parked = [stage["blocked_by"]["experts"] for stage in made.ring()["stages"]]
+    moments = moments_of(made.events)
+    for moment in moments:
+        if moment.kind in TELL and moment.at_ns >= zero_ns:
+            say(f"{(moment.at_ns - zero_ns) / 1e9:8.2f} s  {moment.kind:20} {moment.detail}")
+    return figures(moments, zero_ns, gone_ns) | {
+        "tokens_per_s_before": before.per_s,
+        "tokens_per_s_during": during.per_s,
+        "tokens_per_s_after": after.per_s,
+        "contraction_s": fade_s,
+        "blocked_by_experts_s": sum(parked),
+        "is_replay_identical": _is_identical(made.events),
+    }
+
+
+def figures(moments: list[Moment], zero_ns: int, gone_ns: int) -> dict[str, Any]:
+    """Times of the loop, in seconds from the first high reading, or from the load's end."""
+    high = first(moments, "hub reads high", zero_ns)
+    start_ns = high.at_ns if high is not None else zero_ns
+
+    def since(kind: str, zero: int = start_ns) -> float | None:
+        found = first(moments, kind, zero)
+        return None if found is None else (found.at_ns - zero) / 1e9
+
+    during = [m for m in moments if m.at_ns < gone_ns]
+    accepts = [m for m in moments if m.kind == "accepts" and gone_ns > m.at_ns >= zero_ns]
+    last_remote = last([m for m in moments if m.kind == "dispatch"], "dispatch")
+    covered = [m for m in during if m.kind == "covers"]
+    return {
+        "load_to_saturation_s": (start_ns - zero_ns) / 1e9,
+        "saturation_to_target_s": since("target rises"),
+        "saturation_to_first_slice_s": since("assigned"),
+        "saturation_to_first_coverage_s": since("covers"),
+        "saturation_to_full_coverage_s": (covered[-1].at_ns - start_ns) / 1e9 if covered else None,
+        "saturation_to_first_remote_expert_s": (
+            (accepts[0].at_ns - start_ns) / 1e9 if accepts else None
+        ),
+        "load_end_to_last_dispatch_s": (
+            (last_remote.at_ns - gone_ns) / 1e9 if last_remote is not None else None
+        ),
+        "load_end_to_disengaged_s": since("disengages", gone_ns),
+        "load_end_to_target_falls_s": since("target falls", gone_ns),
+        "slices": len({m.detail for m in during if m.kind == "assigned"}),
+        "workers": len({m.detail.split()[0] for m in covered}),
+        "parts_accepted": len(accepts),
+    }
+
+
+def _states(made: World) -> list[Any]:
+    return [worker.status().get("state") for worker in made.workers.values()]
+
+
+def _states_idle(made: World) -> bool:
+    return _states(made) == ["idle"] * WORKERS and made.recruitment()["workers"] == 0
+
+
+def _is_covered(made: World) -> bool:
+    return all(segment["replicas"] >= 1 for segment in made.segments())
+
+
+def _is_identical(events: Path) -> bool:
+    replays = [replay_hub(events / "hub.jsonl")]
+    replays += [replay_coordinator(path) for path in sorted(events.glob("coordinator-*.jsonl"))]
+    return all(each.is_identical for each in replays)
+
+
+def medians(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key in runs[0]:
+        values = [run[key] for run in runs]
+        if all(isinstance(value, bool) for value in values):
+            found[key] = all(values)
+        else:
+            known = [value for value in values if value is not None]
+            found[key] = round(median(known), 3) if known else None
+    return found
+
+
+def cpu_name() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    name = next((line.partition(":")[2].strip() for line in lines if "model name" in line), "?")
+    return f"{name}, {len(os.sched_getaffinity(0))} cores"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--faster", type=int, default=10, help="divide all policy times by this")
+    parser.add_argument("--json", action="store_true", help="figures as JSON on standard output")
+    parser.add_argument("--out", type=Path, help="keep logs and event logs here")
+    given = parser.parse_args()
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr if given.json else sys.stdout, flush=True)
+
+    say(cpu_name())
+    runs = []
+    for number in range(given.repeats):
+        say(f"run {number + 1} of {given.repeats}")
+        keep = given.out is not None
+        with nullcontext(str(given.out)) if keep else tempfile.TemporaryDirectory() as folder:
+            root = Path(folder) / f"run-{number + 1}"
+            root.mkdir(parents=True)
+            runs.append(run_once(root, given.faster, say))
+        for key, value in runs[-1].items():
+            say(f"  {key:40} {value if not isinstance(value, float) else round(value, 2)}")
+    found = {"machine": cpu_name(), "runs": runs, "median": medians(runs)}
+    if given.json:
+        print(json.dumps(found))
+    elif given.repeats > 1:
+        say(f"median: {json.dumps(found['median'], indent=1)}")
+
+
+if __name__ == "__main__":
+    main()
