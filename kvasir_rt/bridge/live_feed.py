@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from kvasir_rt.bridge.errors import ApiError, error_response
@@ -121,6 +122,21 @@ class LiveFeed:
         if self._maker is not None:
             self._maker.cancel()
             self._maker = None
+
+
+class FeedResponse(Response):
+    """A feed as what a route returns.
+
+    Args:
+        feed: Answers in its own time.
+    """
+
+    def __init__(self, feed: LiveFeed) -> None:
+        super().__init__()
+        self._feed = feed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._feed(scope, receive, send)
 
 
 @asynccontextmanager

@@ -24,6 +24,9 @@ from kvasir_rt.bridge.errors import (
     on_api_error,
     on_http_exception,
 )
+from kvasir_rt.bridge.live_feed import PATH as LIVE_PATH
+from kvasir_rt.bridge.live_feed import LiveFeed
+from kvasir_rt.bridge.live_page import SWARM_FILES
 from kvasir_rt.bridge.middleware import Door, Surround
 from kvasir_rt.hub.access import Gate
 from kvasir_rt.hub.intake import Intake
@@ -69,6 +72,11 @@ def make_app(
     _tell_truth(schema, is_exposed=is_exposed)
     meters = HubMeters(schema["paths"])
     meters.add(HubCollector(service, gate, relay))
+
+    async def shown() -> dict[str, Any]:
+        return service.swarm()
+
+    app.state.live = LiveFeed(shown)
     app.state.service = service
     app.state.gate = gate
     app.state.meters = meters
@@ -129,7 +137,8 @@ def _query_names(schema: dict[str, Any]) -> dict[tuple[str, str], frozenset[str]
         for path, methods in schema["paths"].items()
         for method, found in methods.items()
     }
-    return {**names, ("GET", "/openapi.json"): frozenset(), ("GET", "/docs"): frozenset()}
+    others = ("/openapi.json", "/docs", LIVE_PATH, *SWARM_FILES)
+    return {**names, **{("GET", path): frozenset() for path in others}}
 
 
 def _tell_truth(schema: dict[str, Any], *, is_exposed: bool) -> None:

@@ -180,6 +180,7 @@ class HubRun:
                     end.cancel()
                 if relay is not None:
                     await relay.close()
+                app.state.live.close()
                 server.stop()
                 await serving
                 await service.close()

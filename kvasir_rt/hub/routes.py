@@ -12,6 +12,9 @@ from starlette.responses import Response
 
 from kvasir_core.swarm.words import Slice
 from kvasir_rt.bridge.errors import ApiError, bad_request
+from kvasir_rt.bridge.live_feed import PATH as LIVE_PATH
+from kvasir_rt.bridge.live_feed import FeedResponse
+from kvasir_rt.bridge.live_page import SWARM_FILES, page_file
 from kvasir_rt.hub.access import (
     NEEDS_NOTHING,
     NEEDS_SERVICE,
@@ -254,6 +257,22 @@ async def demand(service: Service, model: ModelQuery | None = None) -> wire.Dema
 async def swarm(service: Service) -> dict[str, Any]:
     """Everything for a live page, at most a second old."""
     return service.swarm()
+
+
+async def live_page(request: Request) -> Response:
+    return page_file(SWARM_FILES[request.url.path])
+
+
+for _path in SWARM_FILES:
+    router.add_api_route(
+        _path, live_page, methods=["GET"], include_in_schema=False, dependencies=[NEEDS_NOTHING]
+    )
+
+
+@router.get(LIVE_PATH, include_in_schema=False, dependencies=[NEEDS_VIEW])
+async def live(request: Request) -> Response:
+    """`/api/swarm` again and again, as server-sent events, for the page at `/`."""
+    return FeedResponse(request.app.state.live)
 
 
 @router.get(

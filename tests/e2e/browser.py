@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from tests.e2e.serving import wait_for
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 needs_chromium = pytest.mark.skipif(
     CHROMIUM is None, reason="no chromium here: install Debian's package `chromium`"
@@ -79,6 +81,22 @@ def fits(page: Page) -> bool:
     """Whether nothing sticks out to the right."""
     is_fitting: bool = page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     return is_fitting
+
+
+def wait_for_messages(page: Page, more: int) -> None:
+    """Waits until the page has had so many more; its policy lets no test's condition run in it."""
+    body = page.locator("body")
+    seen = int(body.get_attribute("data-messages") or 0)
+    wait_for(lambda: int(body.get_attribute("data-messages") or 0) >= seen + more, "messages")
+
+
+def is_expected(problem: str) -> bool:
+    """The browser itself writes a line when a server cannot be reached or refuses."""
+    return (
+        "ERR_CONNECTION" in problem
+        or "Failed to load resource" in problem
+        or ("ERR_INCOMPLETE_CHUNKED" in problem)
+    )
 
 
 def keep_screenshot(page: Page, name: str, height: int | None = None) -> None:

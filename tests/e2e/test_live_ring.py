@@ -6,18 +6,20 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, expect
 
 from tests.e2e.browser import (
     WIDTHS,
     chromium,
     fits,
+    is_expected,
     keep_screenshot,
     needs_chromium,
     overlaps,
     tab,
+    wait_for_messages,
 )
-from tests.e2e.serving import Server, serving, wait_for
+from tests.e2e.serving import Server, serving
 from tests.rt.bridge_thread import running_bridge
 from tests.rt.scripted_engine import PieceTokenizer, ScriptedEngine
 from tests.rt.tiny_models import TinyModel, write_tiny_model
@@ -30,22 +32,6 @@ BLOCKS = "header > *, main > *, .tiles > div, .stage, .stage > *"
 def running() -> Iterator[Browser]:
     with chromium() as browser:
         yield browser
-
-
-def wait_for_messages(page: Page, more: int) -> None:
-    """Waits until the page has had so many more; its policy lets no test's condition run in it."""
-    body = page.locator("body")
-    seen = int(body.get_attribute("data-messages") or 0)
-    wait_for(lambda: int(body.get_attribute("data-messages") or 0) >= seen + more, "messages")
-
-
-def is_expected(problem: str) -> bool:
-    """The browser itself writes a line when a server cannot be reached or refuses."""
-    return (
-        "ERR_CONNECTION" in problem
-        or "Failed to load resource" in problem
-        or ("ERR_INCOMPLETE_CHUNKED" in problem)
-    )
 
 
 @pytest.fixture(scope="module")

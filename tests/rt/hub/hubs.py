@@ -110,7 +110,9 @@ def bearer(token: str | None) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def running_hub(tmp_path: Path, *, has_model: bool = True, **changes: Any) -> Iterator[RunningHub]:
+def running_hub(
+    tmp_path: Path, *, has_model: bool = True, listen_on: int = 0, **changes: Any
+) -> Iterator[RunningHub]:
     """Serves until the block is left; then everything has ended."""
     path = tmp_path / "tiny.gguf"
     if not path.exists():
@@ -123,7 +125,7 @@ def running_hub(tmp_path: Path, *, has_model: bool = True, **changes: Any) -> It
         "has_relay": False,
         "seed": 1,
     }
-    listener = listen("127.0.0.1", 0)
+    listener = listen("127.0.0.1", listen_on)
     url = url_of(listener)
     run = HubRun(HubOptions(**{**options, **changes}), listener)
     loop = asyncio.new_event_loop()
