@@ -184,11 +184,10 @@ def _ring_metrics(snapshot: RingSnapshot) -> Iterator[Metric]:
     yield _gauge("epoch", "Rebirths of the ring.", statistics.epoch)
     yield _counter("laps", "Micro-batches that came back.", snapshot.laps)
     yield _counter("micro_batches", "Micro-batches composed.", statistics.micro_batches)
-    lap = GaugeMetricFamily(
-        "kvasir_lap_time_seconds", "Head to tail to head, of the last laps.", labels=["quantile"]
-    )
+    lap = Metric("kvasir_lap_time_seconds", "Head to tail to head, of the last laps.", "summary")
     for quantile, nanos in (("0.5", snapshot.lap_ns_p50), ("0.95", snapshot.lap_ns_p95)):
-        lap.add_metric([quantile], float("nan") if nanos is None else seconds(nanos))
+        value = float("nan") if nanos is None else seconds(nanos)
+        lap.add_sample(lap.name, {"quantile": quantile}, value)
     yield lap
     binding = CounterMetricFamily(
         "kvasir_binding_limit", "What stopped micro-batches from filling.", labels=["limit"]

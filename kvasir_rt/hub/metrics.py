@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from kvasir_rt.hub.access import Gate
 from kvasir_rt.hub.relaying import RelayMount
 from kvasir_rt.hub.service import HubService
+from kvasir_rt.relay.meters import metrics_of
 
 METHODS = frozenset({"GET", "POST", "DELETE", "HEAD"})
 OTHER = "other"
@@ -79,8 +80,7 @@ class HubCollector(Collector):
         yield _counter("slices_cut", "Slices cut from model files.", slices.cuts)
         yield _counter("slices_sent_bytes", "Bytes of slices sent.", slices.bytes_sent)
         if self._relay is not None:
-            for name, value in self._relay.figures().items():
-                yield GaugeMetricFamily(f"kvasir_relay_{name}", "Of the embedded relay.", value)
+            yield from metrics_of(self._relay.figures())
 
 
 class HubMeters:

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -22,6 +22,7 @@ from kvasir_rt.relay.app import RelayApp
 from kvasir_rt.relay.dial import RELAY_PATH
 from kvasir_rt.relay.gate import RemoteGate
 from kvasir_rt.relay.limits import RelayLimits
+from kvasir_rt.relay.meters import metrics_of
 from kvasir_rt.relay.port import OneRelay, RelayPort
 from kvasir_rt.relay.relay import Relay
 
@@ -88,8 +89,7 @@ class _Figures(Collector):
         self._app = app
 
     def collect(self) -> Iterator[Metric]:
-        for name, value in self._app.figures().items():
-            yield GaugeMetricFamily(f"kvasir_relay_{name}", "Of this relay.", value)
+        yield from metrics_of(self._app.figures())
 
 
 def _routes(app: RelayApp) -> Starlette:
