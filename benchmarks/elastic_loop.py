@@ -19,10 +19,9 @@ import tempfile
 import threading
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Self
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -42,7 +41,10 @@ CLIENTS = 8
 TOKENS = 24
 EXPERTS_MAX = 48  # Of one worker: three hold eight layers of sixteen.
 MODEL = TinyModel(architecture="qwen3moe", layers=8, experts=16, experts_used=4)
-STEADY_S = 12.0  # Each of the three rates is measured for so long.
+STEADY_S = 15.0  # The swarm serves for so long.
+LOCAL_S = 3.5  # Before the market answers to load: as long for "before" as for "after".
+WARM_S = 1.0
+SAMPLE_S = 0.2
 RISE_S, FADE_S = 120.0, 240.0
 TELL = (
     "hub reads high", "engages", "target rises", "assigned", "covers", "dials", "trial",
@@ -51,28 +53,16 @@ TELL = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Rate:
-    """Tokens over a while."""
-
-    tokens: int
-    seconds: float
-
-    @property
-    def per_s(self) -> float:
-        return self.tokens / self.seconds
-
-
 class Sampler:
     """The bridge's count of tokens, over time."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._stop = threading.Event()
-        self.samples: list[tuple[float, int]] = []
+        self._samples: list[tuple[int, int]] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> "Sampler":  # noqa: PYI034 - Not made to be derived from.
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -81,15 +71,17 @@ class Sampler:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stop.wait(0.25):
-            self.samples.append((time.monotonic(), self._world.ring()["output_tokens"]))
+        while not self._stop.wait(SAMPLE_S):
+            tokens = self._world.ring()["output_tokens"]
+            self._samples.append((time.monotonic_ns(), tokens))
 
-    def rate(self, seconds: float) -> Rate:
-        """From now on, for so long."""
-        started, before = time.monotonic(), self._world.ring()["output_tokens"]
-        time.sleep(seconds)
-        ended, after = time.monotonic(), self._world.ring()["output_tokens"]
-        return Rate(after - before, ended - started)
+    def per_s(self, begin_ns: int, end_ns: int) -> float | None:
+        """Tokens a second between two moments; None where there are no two samples."""
+        inside = [sample for sample in self._samples if begin_ns <= sample[0] <= end_ns]
+        if len(inside) < 2:
+            return None
+        (began, before), (ended, after) = inside[0], inside[-1]
+        return (after - before) * 1e9 / (ended - began)
 
 
 def run_once(root: Path, faster: int, say: Any) -> dict[str, Any]:
@@ -99,36 +91,43 @@ def run_once(root: Path, faster: int, say: Any) -> dict[str, Any]:
         for number in range(WORKERS):
             made.start_worker(f"worker-{number}", "--max-experts", str(EXPERTS_MAX))
         until("idle workers ask", lambda: _states(made) == ["idle"] * WORKERS)
-        with Load(made, 1, TOKENS, first=100):  # One user: below the threshold, so all is local.
-            sampler.rate(STEADY_S / 3)
         zero_ns = time.monotonic_ns()
         with Load(made, CLIENTS, TOKENS) as load:
-            before = sampler.rate(STEADY_S / 4)  # Until workers serve, all is local.
             until("all slices are served", lambda: _is_covered(made), RISE_S)
             until("the swarm serves", made.has_proven_worker, RISE_S)
-            time.sleep(3.0)  # Each slice proves itself.
-            during = sampler.rate(STEADY_S)
+            time.sleep(STEADY_S)
         gone_ns = time.monotonic_ns()
-        assert not load.errors, load.errors
-        assert all(len(texts) == 1 for texts in load.texts.values()), "tokens differ"
-        fade_s = until("the workers fade out", lambda: _states_idle(made), FADE_S)
-        with Load(made, CLIENTS, TOKENS) as again:
-            after = sampler.rate(STEADY_S / 4)  # Before the hub's dwell: local again.
-        texts_equal = {k: v == load.texts.get(k) for k, v in again.texts.items()}
-        assert all(texts_equal.values()), "tokens differ after the swarm has gone"
+        _check(load)
+        fade_s = until("the workers fade out", lambda: _is_idle(made), FADE_S)
         parked = [stage["blocked_by"]["experts"] for stage in made.ring()["stages"]]
+        again_ns = time.monotonic_ns()
+        with Load(made, CLIENTS, TOKENS) as again:
+            time.sleep(WARM_S + LOCAL_S)  # Shorter than the hub's dwell and a download: all local.
+        over_ns = time.monotonic_ns()
+        _check(again)
+        assert all(load.texts.get(k) == v for k, v in again.texts.items()), "tokens differ"
     moments = moments_of(made.events)
     for moment in moments:
-        if moment.kind in TELL and moment.at_ns >= zero_ns:
+        if moment.kind in TELL and over_ns >= moment.at_ns >= zero_ns:
             say(f"{(moment.at_ns - zero_ns) / 1e9:8.2f} s  {moment.kind:20} {moment.detail}")
+    warm_ns = int(WARM_S * 1e9)
+    comes = first(moments, "covers", zero_ns)
+    serves = first(moments, "hub knows it proven", zero_ns)
+    assert comes is not None
+    assert serves is not None
     return figures(moments, zero_ns, gone_ns) | {
-        "tokens_per_s_before": before.per_s,
-        "tokens_per_s_during": during.per_s,
-        "tokens_per_s_after": after.per_s,
+        "tokens_per_s_before": sampler.per_s(zero_ns + warm_ns, comes.at_ns),
+        "tokens_per_s_during": sampler.per_s(gone_ns - int(STEADY_S * 1e9) + 2 * warm_ns, gone_ns),
+        "tokens_per_s_after": sampler.per_s(again_ns + warm_ns, over_ns),
         "contraction_s": fade_s,
         "blocked_by_experts_s": sum(parked),
         "is_replay_identical": _is_identical(made.events),
     }
+
+
+def _check(load: Load) -> None:
+    assert not load.errors, load.errors
+    assert all(len(texts) == 1 for texts in load.texts.values()), "tokens differ"
 
 
 def figures(moments: list[Moment], zero_ns: int, gone_ns: int) -> dict[str, Any]:
@@ -168,7 +167,7 @@ def _states(made: World) -> list[Any]:
     return [worker.status().get("state") for worker in made.workers.values()]
 
 
-def _states_idle(made: World) -> bool:
+def _is_idle(made: World) -> bool:
     return _states(made) == ["idle"] * WORKERS and made.recruitment()["workers"] == 0
 
 
