@@ -67,6 +67,10 @@ class Home:
     def prefix(self) -> tuple[str, ...]:
         return ("ip", "netns", "exec", self.namespace)
 
+    def reach(self, address: str) -> None:
+        """Give the router a way to another address of this machine."""
+        _in(self.router_namespace, "ip", "route", "replace", f"{address}/32", "via", self.here)
+
     @property
     def knocks(self) -> int:
         """Packets that tried to open something towards the home or its router."""
@@ -75,10 +79,10 @@ class Home:
 
 
 @contextmanager
-def home() -> Iterator[Home]:
-    """Built, and removed whatever happens."""
-    number = os.getpid() % 250 + 1
-    name = f"kv{os.getpid()}"
+def home(index: int = 0) -> Iterator[Home]:
+    """Built, and removed whatever happens. Homes with other indexes may stand beside it."""
+    number = (os.getpid() + 83 * index) % 250 + 1
+    name = f"kv{os.getpid()}{'abc'[index]}"
     inner, router = f"{name}w", f"{name}r"
     link = f"{name}h"[:15]
     here, outer = f"198.18.{number}.1", f"198.18.{number}.2"
