@@ -13,6 +13,7 @@ from kvasir_core.errors import KvasirError
 
 SUBCOMMANDS = {
     "campaign": "kvasir_sim.commands.campaign",
+    "capacity": "kvasir_sim.commands.capacity",
     "compare": "kvasir_sim.commands.compare",
     "plan": "kvasir_sim.commands.plan",
     "report": "kvasir_sim.commands.report",

@@ -1,0 +1,1 @@
+"""How much load a ring carries, what would make it more, and the cheapest that carries it."""

@@ -1,0 +1,64 @@
+"""Searches side by side on one pool: each asks for one run at a time, and no run is done twice."""
+
+import json
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeVar
+
+from kvasir_sim.sweep.evaluate import Task
+from kvasir_sim.sweep.points import Changes
+from kvasir_sim.sweep.pool import Pool
+
+Found = TypeVar("Found")
+Row = dict[str, Any]
+
+
+class Driver:
+    """Runs what searches ask for.
+
+    Attributes:
+        runs: Simulations so far.
+    """
+
+    def __init__(self, pool: Pool, progress: Callable[[int], None] | None = None) -> None:
+        self.runs = 0
+        self._pool = pool
+        self._progress = progress
+        self._rows: dict[str, Row] = {}
+
+    def drive(self, searches: Sequence[Generator[Changes, Row, Found]]) -> list[Found]:
+        """Advance all of them until each has found what it sought."""
+        found: dict[int, Found] = {}
+        waiting: dict[str, list[int]] = {}
+        asked: deque[tuple[str, Changes]] = deque()
+
+        def advance(place: int, row: Row | None) -> None:
+            search = searches[place]
+            try:
+                changes = next(search) if row is None else search.send(row)
+                while (key := json.dumps(changes)) in self._rows:
+                    changes = search.send(self._rows[key])
+            except StopIteration as stop:
+                found[place] = stop.value
+                return
+            if key not in waiting:
+                asked.append((key, changes))
+            waiting.setdefault(key, []).append(place)
+
+        for place in range(len(searches)):
+            advance(place, None)
+        keys: dict[int, str] = {}
+        while waiting:
+            while asked and self._pool.has_room(1):
+                key, changes = asked.popleft()
+                keys[self.runs + len(keys)] = key
+                self._pool.submit(Task(self.runs + len(keys) - 1, changes))
+            reply = self._pool.receive()
+            key = keys.pop(reply.number)
+            self.runs += 1
+            self._rows[key] = {**reply.figures, "error": reply.error}
+            if self._progress is not None:
+                self._progress(self.runs)
+            for place in waiting.pop(key):
+                advance(place, self._rows[key])
+        return [found[place] for place in range(len(searches))]

@@ -1,0 +1,87 @@
+"""`kvasir-sim capacity SCENARIO --slo ttft_p99=1.0`: what it carries, and what would add to it."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+SEEDS_MAX = 100
+STAGES_MAX = 64
+
+
+@click.command("capacity")
+@click.argument("scenario", type=click.Path(path_type=Path))
+@click.option("--slo", "slos", multiple=True, metavar="NAME=SECONDS",
+              help="ttft|tpot|itl|e2e _ mean|p50|p90|p99, for example ttft_p99=1.0.")  # fmt: skip
+@click.option("--rate", type=click.FloatRange(0, 1e6, min_open=True),
+              help="Find the cheapest ring (or workers) that carries this load.")  # fmt: skip
+@click.option("--seeds", type=click.IntRange(1, SEEDS_MAX), default=5, show_default=True,
+              help="A load holds if most of them carry it.")  # fmt: skip
+@click.option("--precision", type=click.FloatRange(0.001, 0.5), default=0.01, show_default=True,
+              help="Ratio of neighbouring loads, less 1.")  # fmt: skip
+@click.option("--gains/--no-gains", "has_gains", default=True, help="What one more brings [yes].")
+@click.option("--price", "prices", multiple=True, metavar="NAME=USD_PER_H",
+              help="Of a device or a class of workers.")  # fmt: skip
+@click.option("--stages-max", type=click.IntRange(2, STAGES_MAX), default=16, show_default=True,
+              help="With --rate: most stages of a ring.")  # fmt: skip
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set a key, as YAML.")
+@click.option("--jobs", type=click.IntRange(1, 1024), help="Processes [one per core].")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+def command(
+    scenario: Path,
+    slos: tuple[str, ...],
+    rate: float | None,
+    seeds: int,
+    precision: float,
+    has_gains: bool,
+    prices: tuple[str, ...],
+    stages_max: int,
+    settings: tuple[str, ...],
+    jobs: int | None,
+    as_json: bool,
+) -> None:
+    """The highest load that SCENARIO carries within its limits, and what one more would bring.
+
+    A load is carried if the queue does not grow and every --slo holds (docs/capacity.md).
+    """
+    from kvasir_sim.capacity.driver import Driver
+    from kvasir_sim.capacity.show import print_capacity, print_cheapest
+    from kvasir_sim.capacity.study import Study
+    from kvasir_sim.sweep.points import Source
+    from kvasir_sim.sweep.pool import LocalPool
+
+    study = Study(Source.of_file(scenario, settings), slos, prices, seeds, precision)
+    with (
+        LocalPool(study.source, jobs or os.cpu_count() or 1) as pool,
+        _progress(is_shown=not as_json) as progress,
+    ):
+        driver = Driver(pool, progress)
+        if rate is None:
+            document = study.capacity(driver, has_gains=has_gains)
+        else:
+            document = study.cheapest(driver, rate, stages_max)
+    if as_json:
+        click.echo(json.dumps(document, indent=2, allow_nan=False))
+    elif rate is None:
+        print_capacity(document)
+    else:
+        print_cheapest(document)
+    if not document["found"]:
+        sys.exit(1)
+
+
+@contextmanager
+def _progress(*, is_shown: bool) -> Iterator[Callable[[int], None] | None]:
+    """How many runs so far, on a terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not (is_shown and console.is_terminal):
+        yield None
+        return
+    with console.status("searching") as status:
+        yield lambda runs: status.update(f"{runs} runs")
