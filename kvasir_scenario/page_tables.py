@@ -8,6 +8,7 @@ import numpy as np
 from kvasir_scenario.page_part import Cell, PageTable, count, share, word
 from kvasir_scenario.plots import read_table
 from kvasir_scenario.report_schema import LatencyPart, Report
+from kvasir_scenario.swarm_variants import columns, labels, what_pays
 from kvasir_scenario.wording import UNDEFINED, duration
 
 REQUESTS_MAX = 200  # Rows of requests: what a person looks through.
@@ -116,33 +117,17 @@ def variants(runs: Runs) -> PageTable:
 
 
 def swarm_variants(runs: Runs) -> PageTable:
-    rows = []
-    for name, run in runs:
-        swarm = run.swarm
-        if swarm is None:
-            rows.append([word(name), *[count(None)] * 7])
-            continue
-        rows.append(
-            [
-                word(name),
-                count(swarm.peak.output_tokens_per_s),
-                seconds(swarm.peak.tpot_s),
-                share(swarm.share_remote_pairs),
-                count(swarm.target_changes_per_hour),
-                count(swarm.flips_per_hour),
-                count(swarm.downloads_per_hour),
-                count(swarm.wasted_downloads_per_hour),
-            ]
-        )
+    figures = columns(runs)
     return PageTable(
         heading="What if: the swarm",
         anchor="what-if-swarm",
-        columns=(
-            "run", "peak tokens/s", "per token", "remote pairs", "target changes/h", "flips/h",
-            "downloads/h", "wasted/h",
-        ),
-        rows=rows,
-    )  # fmt: skip
+        columns=("run", *(figure.heading for figure in figures)),
+        rows=[
+            [word(label), *(Cell(f.texts[index], f.values[index]) for f in figures)]
+            for index, label in enumerate(labels(runs))
+        ],
+        note=what_pays(runs) or "",
+    )
 
 
 def slowest_requests(run_dir: Path) -> PageTable:

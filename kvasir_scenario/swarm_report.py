@@ -23,9 +23,24 @@ class BoundPart(Part):
     """The smallest of the terms."""
     limited_by: str
     terms: dict[str, float]
-    """offered, stages (no routed expert left on them), workers, links: each alone."""
+    """offered, stages (no routed expert left on them), overlap, workers, links: each alone."""
     alone_output_tokens_per_s: float
     """With every routed expert on the stages, or what is offered if that is less."""
+
+
+class TripsPart(Part):
+    """What a layer's call costs by distance alone, and what hides it."""
+
+    layer_s: float
+    """There and back, once a layer, to the farthest class of workers."""
+    micro_batch_s: float
+    """So long a micro-batch waits in the stage of the most layers."""
+    computing_s: float
+    """And so long that stage computes a full one meanwhile, its routed experts elsewhere."""
+    overlap: int
+    """Most micro-batches in a stage's hands."""
+    overlap_needed: int
+    """From so many on the stage is never idle for distance."""
 
 
 class QuarantinePart(Part):
@@ -42,6 +57,8 @@ class QuarantinePart(Part):
 class SwarmPart(Part):
     """A run's swarm."""
 
+    policy: str
+    """The market's: naive, dwell, or dwell with warm rejoin; and the coordinator's if another."""
     workers: int
     """Of all classes, whether they ever came or not."""
     workers_online_max: int
@@ -89,6 +106,8 @@ class SwarmPart(Part):
     """From there to every expert having its raised target of replicas."""
     time_to_contraction_s: float | None
     """From the last reading at the threshold to no replica above the base target."""
+    trips: TripsPart | None
+    """null: no workers, or costs unknown."""
     blocked_by_experts_share: float | None
     """Of the stages' time."""
     rest: SpanPart | None

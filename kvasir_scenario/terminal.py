@@ -189,6 +189,11 @@ def _print_limits(report: Report, console: Console) -> None:
     console.print(lines)
 
 
+def _finished_share(run: Report) -> str:
+    counts = run.counts
+    return f"{counts.finished / counts.offered:.1%}" if counts.offered else UNDEFINED
+
+
 def _variant_table(report: Report) -> Table:
     """One row per run, so that many variants stay readable on a narrow screen."""
     runs = [("baseline", report), *((variant.name, variant.report) for variant in report.variants)]
@@ -196,12 +201,12 @@ def _variant_table(report: Report) -> Table:
         title="What if", box=SIMPLE_HEAD, title_justify="left", pad_edge=False,
         collapse_padding=True,
     )  # fmt: skip
-    table.add_column("", overflow="fold")
+    table.add_column("", overflow="fold", min_width=8)
     for heading in ("verdict", "tokens/s", "of base", "TTFT p50", "TTFT p99", "TPOT p50"):
         table.add_column(heading, justify="left" if heading == "verdict" else "right", no_wrap=True)
     has_unfinished = any(run.counts.finished < run.counts.offered for _, run in runs)
     if has_unfinished:
-        table.add_column("finished", justify="right")
+        table.add_column("ended", justify="right", no_wrap=True)
     base = report.throughput.output_tokens_per_s
     for name, run in runs:
         tokens = run.throughput.output_tokens_per_s
@@ -214,6 +219,6 @@ def _variant_table(report: Report) -> Table:
             _latency_cells(run.latency.ttft_s)[1],
             _latency_cells(run.latency.ttft_s)[3],
             _latency_cells(run.latency.tpot_s)[1],
-            *([f"{run.counts.finished} of {run.counts.offered}"] if has_unfinished else []),
+            *([_finished_share(run)] if has_unfinished else []),
         )
     return table

@@ -5,7 +5,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvasir_scenario.report_schema import Report
-from kvasir_scenario.swarm_report import SpanPart, SwarmPart
+from kvasir_scenario.swarm_report import SpanPart, SwarmPart, TripsPart
+from kvasir_scenario.swarm_variants import columns, labels, what_pays
 from kvasir_scenario.wording import UNDEFINED, duration, rate
 
 
@@ -38,6 +39,8 @@ def swarm_lines(swarm: SwarmPart) -> list[tuple[str, str]]:
         f"{UNDEFINED if share is None else f'{share:.1%}'} of all pairs came from workers, "
         f"{swarm.hedges:,} hedges, {swarm.local_fallbacks:,} pairs fell back",
     )
+    if swarm.trips is not None:
+        add("Distance", _trips(swarm.trips, swarm.blocked_by_experts_share))
     add(
         "Elasticity",
         f"from the knee to first relief {duration(swarm.time_to_first_relief_s)}, to full "
@@ -74,42 +77,29 @@ def _span(span: SpanPart) -> str:
     )
 
 
+def _trips(trips: TripsPart, blocked_share: float | None) -> str:
+    """What the round trips cost, and whether the overlap hides them."""
+    hidden = "which hides it" if trips.overlap >= trips.overlap_needed else "too few to hide it"
+    blocked = "" if blocked_share is None else f"; stages waited {blocked_share:.1%} of the time"
+    return (
+        f"{duration(trips.layer_s)} there and back a layer keep a micro-batch waiting "
+        f"{duration(trips.micro_batch_s)} a stage, which computes it for "
+        f"{duration(trips.computing_s)}; {trips.overlap_needed:,} at once hide the wait, a stage "
+        f"holds {trips.overlap:,} (experts.overlap), {hidden}{blocked}"
+    )
+
+
 def swarm_variant_table(runs: list[tuple[str, Report]]) -> Table:
     """Policies and pools side by side: what each gives and costs."""
     table = Table(
         title="What if: the swarm", box=SIMPLE_HEAD, title_justify="left", pad_edge=False,
-        collapse_padding=True,
+        collapse_padding=True, caption_justify="left",
+        caption=escape(what_pays(runs) or "") or None,
     )  # fmt: skip
-    table.add_column("", overflow="fold")
-    headings = (
-        "peak tok/s", "per token", "remote", "targets/h", "flips/h", "loads/h", "wasted/h", "above",
-    )  # fmt: skip
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for name, run in runs:
-        swarm = run.swarm
-        if swarm is None:
-            table.add_row(escape(name), *[UNDEFINED] * len(headings))
-            continue
-        share = swarm.share_remote_pairs
-        table.add_row(
-            escape(name),
-            _number(swarm.peak.output_tokens_per_s),
-            duration(swarm.peak.tpot_s),
-            UNDEFINED if share is None else f"{share:.1%}",
-            *(
-                _number(value)
-                for value in (
-                    swarm.target_changes_per_hour,
-                    swarm.flips_per_hour,
-                    swarm.downloads_per_hour,
-                    swarm.wasted_downloads_per_hour,
-                )
-            ),
-            f"{swarm.recruits_above_target}",
-        )
+    figures = columns(runs)
+    table.add_column("", overflow="fold", min_width=10)
+    for figure in figures:
+        table.add_column(figure.short, justify="right", no_wrap=True)
+    for index, label in enumerate(labels(runs)):
+        table.add_row(escape(label), *(figure.texts[index] for figure in figures))
     return table
-
-
-def _number(value: float | None) -> str:
-    return UNDEFINED if value is None else f"{value:,.4g}"

@@ -1,11 +1,13 @@
 """What the scenario's arithmetic allows during the peak: the bound that a run is compared with.
 
-Four things limit output tokens per second, each alone:
+Five things limit output tokens per second, each alone:
 
 - *offered*: arrivals of the busiest phase times mean output tokens.
 - *stages*: all routed experts are elsewhere. A full micro-batch of w decodes (and, as prompts must
   be read too, w * prompt / output prompt rows) holds the slowest stage for what is not routed
   experts, plus its part in the calls; w tokens come of it.
+- *overlap*: a stage holds so many such micro-batches at once, and each is in its hands for its
+  computing and for the round trips of its layers to the nearest workers.
 - *workers*: each layer's experts of such a micro-batch read once, by all workers together as fast
   as they are, if every expert is everywhere.
 - *links*: its rows to and from workers over the stage's uplink, in as many slices as a layer has.
@@ -14,14 +16,16 @@ Alone, the slowest stage also computes its routed experts.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvasir_core import NANOS_PER_SECOND, Plan
+from kvasir_core import NANOS_PER_SECOND, Plan, nanos
 from kvasir_scenario.lengths import sampler_of
 from kvasir_scenario.schema_workload import ClosedWorkload, RateProfile, TraceWorkload
-from kvasir_scenario.swarm_report import BoundPart
+from kvasir_scenario.swarm_report import BoundPart, TripsPart
 from kvasir_sim.costs import CostModel
 
 if TYPE_CHECKING:
@@ -62,10 +66,30 @@ def mean_tokens(scenario: "Scenario") -> tuple[float, float] | None:
     return means[0], means[1]
 
 
-def bound_of(swarm: "Swarm", plan: Plan, costs: CostModel) -> BoundPart | None:
-    """The bound, or None where the load is a trace."""
-    scenario = swarm.scenario
-    means = mean_tokens(scenario)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """One full micro-batch of the peak, in the stage with the most layers of routed experts.
+
+    Attributes:
+        rows: Decodes, and prompts beside them.
+        tokens: Tokens that come of it, times nanoseconds per second.
+        layers: Of routed experts.
+        remote_ns: Computing, with every routed expert elsewhere.
+        local_ns: Computing, with every routed expert here.
+        output: Mean output tokens of a request.
+    """
+
+    rows: int
+    tokens: float
+    layers: int
+    remote_ns: int
+    local_ns: int
+    output: float
+
+
+def peak_of(swarm: "Swarm", plan: Plan, costs: CostModel) -> Peak | None:
+    """The peak's micro-batch, or None where the load is a trace."""
+    means = mean_tokens(swarm.scenario)
     if means is None:
         return None
     prompt, output = means
@@ -80,24 +104,32 @@ def bound_of(swarm: "Swarm", plan: Plan, costs: CostModel) -> BoundPart | None:
     layers = max(swarm.work.layers)
     stage = swarm.work.layers.index(layers)
     rest = swarm.work.rest_ns(stage, rows, hold)
-    calls = round(layers * scenario_call_s(swarm) * NANOS_PER_SECOND)
-    tokens = width * share * NANOS_PER_SECOND
-    terms = {"stages": tokens / max(1, rest + calls)}
-    workers_ns = _workers_ns(swarm, rows)
+    calls = layers * nanos(swarm.experts.coordinator.call_s)
+    return Peak(
+        rows=rows,
+        tokens=width * share * NANOS_PER_SECOND,
+        layers=layers,
+        remote_ns=max(1, rest + calls),
+        local_ns=max(1, rest + swarm.work.all_local_ns(stage, rows)),
+        output=output,
+    )
+
+
+def bound_of(swarm: "Swarm", peak: Peak) -> BoundPart:
+    """The bound."""
+    terms = {"stages": peak.tokens / peak.remote_ns}
+    trips = _round_trips_s(swarm)
+    if trips:
+        held_ns = peak.remote_ns + peak.layers * nanos(min(trips))
+        terms["overlap"] = swarm.experts.overlap * peak.tokens / held_ns
+    workers_ns = _workers_ns(swarm, peak.rows)
     if workers_ns is not None:
-        terms["workers"] = tokens / workers_ns
-    link_ns = _link_ns(swarm, rows, layers)
+        terms["workers"] = peak.tokens / workers_ns
+    link_ns = _link_ns(swarm, peak.rows, peak.layers)
     if link_ns:
-        terms["links"] = tokens / link_ns
-    phase = peak_phase(scenario)
-    offered = None
-    if phase is not None:
-        offered = phase[2] * output
-    elif not isinstance(scenario.workload, ClosedWorkload | TraceWorkload) and isinstance(
-        scenario.workload.rate_per_s, float | int
-    ):
-        offered = scenario.workload.rate_per_s * output
-    alone = tokens / max(1, rest + swarm.work.all_local_ns(stage, rows))
+        terms["links"] = peak.tokens / link_ns
+    alone = peak.tokens / peak.local_ns
+    offered = _offered(swarm.scenario, peak.output)
     if offered is not None:
         terms["offered"] = offered
         alone = min(alone, offered)
@@ -110,9 +142,41 @@ def bound_of(swarm: "Swarm", plan: Plan, costs: CostModel) -> BoundPart | None:
     )
 
 
-def scenario_call_s(swarm: "Swarm") -> float:
-    """The stage's own time for one layer's call."""
-    return swarm.experts.coordinator.call_s
+def trips_of(swarm: "Swarm", peak: Peak) -> TripsPart | None:
+    """What distance costs; None without honest workers."""
+    trips = _round_trips_s(swarm)
+    if not trips:
+        return None
+    layer_s = max(trips)
+    waiting_s, computing_s = peak.layers * layer_s, peak.remote_ns / NANOS_PER_SECOND
+    return TripsPart(
+        layer_s=layer_s,
+        micro_batch_s=waiting_s,
+        computing_s=computing_s,
+        overlap=swarm.experts.overlap,
+        overlap_needed=1 + ceil(waiting_s / computing_s),
+    )
+
+
+def _round_trips_s(swarm: "Swarm") -> list[float]:
+    """Of each class of honest workers."""
+    return [
+        2 * kind.link.latency_s + kind.jitter_s
+        for kind in swarm.experts.workers
+        if kind.honesty == "honest"
+    ]
+
+
+def _offered(scenario: "Scenario", output: float) -> float | None:
+    """Output tokens per second that arrive during the peak, if the rate is known."""
+    phase = peak_phase(scenario)
+    if phase is not None:
+        return phase[2] * output
+    workload = scenario.workload
+    if isinstance(workload, ClosedWorkload | TraceWorkload):
+        return None
+    rate = workload.rate_per_s
+    return rate * output if isinstance(rate, float | int) else None
 
 
 def _workers_ns(swarm: "Swarm", rows: int) -> float | None:

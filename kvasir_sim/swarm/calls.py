@@ -53,6 +53,7 @@ class Trip:
     end_at: int = 0  # When the micro-batch has the results of all layers.
     answer: Answer | None = None
     is_checked: bool = False  # The coordinator has it recomputed.
+    is_late: bool = False  # A trial whose time is over.
     is_over: bool = False
 
 

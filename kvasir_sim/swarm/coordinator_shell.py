@@ -303,10 +303,11 @@ class CoordinatorShell:
 
     def _trial_is_late(self, trip: Trip) -> None:
         if trip.answer is None and not trip.is_over:
+            trip.is_late = True
             self._watch.trial_ended(trip.worker.id, is_failed=True)
 
     def _closed(self, trip: Trip) -> None:
-        if trip.is_trial:
+        if trip.is_trial and not trip.is_late:
             self._watch.trial_ended(trip.worker.id, is_failed=True)
         self.tell(AnswerFailed(*trip.key, trip.session, Failure.CLOSED))
 

@@ -1,9 +1,10 @@
 """The report's `swarm` part, from what coordinator, hub, workers and timeline counted."""
 
 from kvasir_core import NANOS_PER_SECOND, Plan
+from kvasir_scenario.schema_experts import Experts
 from kvasir_scenario.swarm_report import QuarantinePart, SpanPart, SwarmPart
 from kvasir_sim.costs import CostModel
-from kvasir_sim.swarm.bound import bound_of
+from kvasir_sim.swarm.bound import bound_of, peak_of, trips_of
 from kvasir_sim.swarm.swarm import Swarm
 from kvasir_sim.swarm.timeline import Moments, TokenClock
 
@@ -27,12 +28,14 @@ def swarm_part(
     flips = len(shell.switches)
     changes = 0 if hub is None else hub.count("target_changes")
     blocked_ns = sum(stage.experts_ns for stage in shell.stages)
+    peak = peak_of(swarm, plan, costs)
     parts = [_span(tokens, index, span, end_ns) for index, span in enumerate(spans)]
 
     def hourly(count: int) -> float | None:
         return count / hours if hours else None
 
     return SwarmPart(
+        policy=_policy(swarm.experts),
         workers=len(swarm.workers),
         workers_online_max=moments.online_max,
         workers_covering_max=moments.covering_max,
@@ -62,10 +65,22 @@ def swarm_part(
         blocked_by_experts_share=blocked_ns / end_ns / plan.stages if end_ns else None,
         peak=parts[0],
         rest=parts[1] if len(parts) > 1 else None,
-        bound=bound_of(swarm, plan, costs),
+        bound=None if peak is None else bound_of(swarm, peak),
+        trips=None if peak is None else trips_of(swarm, peak),
         control_decisions=shell.decisions + (0 if hub is None else hub.decisions),
         law_checks=swarm.watch.checks,
     )
+
+
+def _policy(experts: Experts) -> str:
+    """Coordinator and hub in a few words."""
+    hub, rule = experts.hub, experts.coordinator.policy
+    if hub is None:
+        return f"{rule}, no market"
+    market: str = hub.policy
+    if market == "dwell" and hub.warm_rejoin:
+        market = "dwell + warm rejoin"
+    return market if rule == hub.policy else f"{market}, coordinator {rule}"
 
 
 def _counted(swarm: Swarm) -> dict[str, int]:

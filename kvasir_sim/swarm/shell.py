@@ -40,17 +40,28 @@ class Tokens(Protocol):
 
 
 class OverlapSampler(StageTimeSampler):
-    """Holds are what a stage computes; what a micro-batch waits for experts is time on the way."""
+    """As if each stage had held its micro-batches one by one and passed them on.
+
+    A stage that holds `overlap` at once lets one go every `max(computed, (computed + parked) /
+    overlap)`: that is its hold, and the rest of the time is time on the way. So the window grows
+    with the parked time as far as the overlap makes use of it, and no farther.
+    """
+
+    def __init__(self, plan: Plan, turnaround_ns: int, overlap: int) -> None:
+        super().__init__(plan, turnaround_ns)
+        self._overlap = overlap
 
     def sample(self, flight: Flight, returned_ns: int) -> StageTimesMeasured | None:
-        """Take a returned lap in, as if each stage had computed in one piece and passed it on."""
+        """Take a returned lap in."""
         stamps = list(flight.stamps)
         for stage, (computed, parked) in enumerate(
             zip(flight.computed, flight.parked, strict=True)
         ):
             start, sent = stamps[STAMPS * stage + 1], stamps[STAMPS * stage + 3]
-            stamps[STAMPS * stage + 2] = start + computed
-            stamps[STAMPS * stage + 3] = sent - parked
+            hold = max(computed, (computed + parked) // self._overlap)
+            stamps[STAMPS * stage + 2] = start + hold
+            stamps[STAMPS * stage + 3] = sent - (computed + parked - hold)
+        self._every = 1  # Far workers make few laps, and change what they take at once.
         return self.lap(stamps, returned_ns)
 
 
@@ -81,7 +92,9 @@ class SwarmShell(Shell):
             overlap=overlap, on_spent=recorder.spent,
         )  # fmt: skip
         self._tokens = tokens
-        self._sampler = OverlapSampler(plan, costs.turnaround_ns) if plan.window_auto else None
+        self._sampler = None
+        if plan.window_auto:
+            self._sampler = OverlapSampler(plan, costs.turnaround_ns, overlap)
         self._travelling: deque[tuple[int, Releases]] = deque()  # Behind which micro-batch.
         self._launched = 0  # The last micro-batch.
         self._ended_now: list[RequestId] = []

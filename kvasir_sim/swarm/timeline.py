@@ -118,7 +118,7 @@ class Timeline:
             now, waiting, running, swarm.coordinator.is_engaged,
             hub is not None and hub.is_recruiting, target, claims, online, covering,
             *(standing[s] for s in reversed(WORST)), covered, reached, swarm.tally.downloads,
-            remote / pairs if pairs else np.nan, given * NANOS_PER_SECOND / spent,
+            min(1.0, remote / pairs) if pairs else np.nan, given * NANOS_PER_SECOND / spent,
             gap_ns / gaps / NANOS_PER_SECOND if gaps else np.nan,
         ))  # fmt: skip
         self._note(Nanos(now), running, remote, reached, surplus, online, covering, target)

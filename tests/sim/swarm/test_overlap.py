@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from kvasir_core import BindingLimit, Epoch, MicroBatch, MicroBatchId, Plan, RequestId
 from kvasir_core.plan import split_evenly
+from kvasir_core.window import window_for
 from kvasir_sim.links import LinkCost
 from kvasir_sim.pipeline import Clock, Flight, Pipeline
 from kvasir_sim.swarm.network import after
 from kvasir_sim.swarm.overlap import OverlapPipeline, Visit
+from kvasir_sim.swarm.shell import OverlapSampler
 
 FREE = LinkCost(latency_ns=0, row_bytes=1, bandwidth_bytes_per_s=None, occupies_sender=False)
 Interval = tuple[int, str, int, int]
@@ -228,3 +230,37 @@ def test_whatever_happens_all_return_and_the_time_is_split_exactly(
         assert busy == sum(times[stage] for _, times in given_)
         for flight in world.flights:
             assert flight.parked[stage] >= away.get((flight.batch.id, stage), 0)
+
+
+def window_of(overlap: int, away: int) -> int:
+    """The automatic window after laps of two stages that compute for 10 and wait for `away`."""
+    plan = plan_of(2, 2)
+    world = World(2, overlap, away={(n, k): away for n in range(40) for k in range(2)})
+    sampler = OverlapSampler(plan, 0, overlap)
+    windows = []
+    for number in range(40):
+        world.give(1000 * number, batch(number), [10, 10])
+    world.run()
+    for flight, (_, at) in zip(world.flights, world.returned, strict=True):
+        times = sampler.sample(flight, at)
+        if times is not None:
+            windows.append(window_for(times))
+    assert len(windows) == 2, "every lap counts: one report each 16"
+    assert len(set(windows)) == 1
+    return windows[0]
+
+
+@pytest.mark.parametrize(
+    ("overlap", "away", "window"),
+    [
+        (1, 0, 2),  # A plain ring of two stages.
+        (1, 90, 2),  # Blocking: each holds its one micro-batch for 100.
+        (2, 90, 4),  # Two in each stage's hands,
+        (4, 90, 8),
+        (16, 90, 20),  # and no more than hide the wait: a lap of 200 over a hold of 10.
+    ],
+)
+def test_the_window_grows_with_the_parked_time_as_far_as_the_overlap_uses_it(
+    overlap: int, away: int, window: int
+) -> None:
+    assert window_of(overlap, away) == window
