@@ -22,7 +22,7 @@ REAL = tests/rt tests/e2e tests/parity
 # Tests of real processes and sockets may lose a race on a crowded machine: those that failed run
 # once more, by themselves, and must pass then. Everything in virtual time has one try.
 test: $(VENV)/.dev
-	$(PYTEST) --ignore=tests/rt --ignore=tests/e2e --ignore=tests/parity
+	$(PYTEST) -n auto --dist worksteal --ignore=tests/rt --ignore=tests/e2e --ignore=tests/parity
 	$(PYTEST) $(REAL) || $(PYTEST) $(REAL) --last-failed --last-failed-no-failures none
 
 fast: $(VENV)/.dev ## Pure tests only.
