@@ -24,7 +24,7 @@ from kvasir_rt.switchboard import LineOptions
 from tests.rt.rings import Clients, running, until
 from tests.rt.tiny_models import VOCAB, TinyModel, write_tiny_model
 
-LAYERS = 5
+LAYERS = 10
 GREEDY = SamplingParams()
 DRAWN = SamplingParams(temperature=0.9, top_p=0.95, seed=42)
 PENALISED = SamplingParams(
@@ -105,7 +105,7 @@ def prompts(count: int, seed: int) -> list[list[int]]:
     return [[chance.randrange(VOCAB) for _ in range(chance.randrange(1, 60))] for _ in range(count)]
 
 
-@pytest.mark.parametrize(("stages", "window"), [(2, 1), (3, 4)])
+@pytest.mark.parametrize(("stages", "window"), [(2, 1), (3, 4), (5, 6)])  # P5: ten layers.
 def test_greedy_drawn_and_penalised_tokens_equal_the_whole_models(
     model: Path, stages: int, window: int
 ) -> None:

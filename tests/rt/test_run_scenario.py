@@ -88,6 +88,28 @@ def test_one_request_or_a_window_of_one_leaves_stages_starved() -> None:
             assert stage.busy_s < 0.3 * report.elapsed_s
 
 
+def test_a_ring_fed_one_request_starves_and_one_fed_thirty_two_names_its_bottleneck() -> None:
+    """Each stage's three times sum to the elapsed time, and the verdict tells the two apart."""
+    few = "workload={kind: closed, users: 1, prompt_tokens: 2, output_tokens: 12, requests: 2}"
+    many = "workload={kind: closed, users: 32, prompt_tokens: 2, output_tokens: 12, requests: 64}"
+    width = "ring.micro_batch_width=8"
+
+    def uneven(each: Scenario):  # type: ignore[no-untyped-def]
+        return fixed_ring(each, (0.01, 0.01, 0.04, 0.01), 1000)
+
+    one, crowd = (
+        run_scenario(scenario_of(P1, ROOT, width, load), ring_for=uneven) for load in (few, many)
+    )
+    for report in (one, crowd):
+        for stage in report.stages:
+            total = stage.busy_s + stage.blocked_s + stage.starved_s
+            assert total == pytest.approx(report.elapsed_s, abs=1e-6)
+    assert one.verdict.kind.value == "starved"
+    assert all(stage.starved_s > 0.4 * one.elapsed_s for stage in one.stages)
+    assert (crowd.verdict.kind.value, crowd.verdict.stage) == ("bottlenecked", 2)
+    assert crowd.stages[2].busy_s > 0.8 * crowd.elapsed_s
+
+
 def test_the_event_log_replays_to_the_counts_of_the_report(tmp_path: Path) -> None:
     scenario = scenario_of(P1, ROOT, "workload.requests=[[0, 5, 8], [0.05, 70, 3], [0.1, 1, 1]]")
     report = run_fixed(scenario, 0.005, tmp_path / "run")
