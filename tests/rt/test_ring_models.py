@@ -182,7 +182,7 @@ def test_a_prompt_of_several_chunks_gives_the_same_tokens_as_in_one(model: Path)
 
 def test_a_model_that_is_not_the_plans_stops_the_start_and_says_both(model: Path) -> None:
     engine = engine_for(model, 2, layers=split_evenly(7, 2))
-    with pytest.raises(RingDown, match="has 5 layers of width 64; the plan says 7"):
+    with pytest.raises(RingDown, match="has 10 layers of width 64; the plan says 7"):
         engine.start()
 
 
