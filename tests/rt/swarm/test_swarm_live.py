@@ -14,6 +14,7 @@ import pytest
 from kvasir_core.eventlog import replay
 from kvasir_core.swarm import Coordinator
 from kvasir_core.swarm.eventlog import COORDINATOR_EVENTS
+from kvasir_core.units import nanos
 from kvasir_rt.experts.caller import ExpertCaller
 from kvasir_rt.hub import slices as hub_slices
 from kvasir_rt.hub.cutting import CutSlice
@@ -260,3 +261,39 @@ def test_a_worker_with_little_memory_asks_for_less(tmp_path: Path) -> None:
         assert worker.worker is not None
         held = worker.worker.desk.loaded
         assert 0 < sum(slice_.weight_bytes for slice_ in held) <= each * 9
+
+
+def test_a_mute_worker_beside_a_proven_one_gets_its_trial_and_the_other_all_the_work(
+    tmp_path: Path,
+) -> None:
+    """Case E3: registration is not ability; a worker that answers later becomes proven."""
+    is_mute = [True]
+
+    def spoil(worker: Worker) -> None:
+        honest = worker.desk._answer
+        worker.desk._answer = lambda *a: None if is_mute[0] else honest(*a)  # type: ignore[method-assign]
+
+    policy = {"grace_ns": nanos(2.0), "trial_backoff_ns": nanos(1.0)}
+    with live_swarm(tmp_path) as swarm, calling(swarm, policy=policy) as caller:
+        swarm.thread_worker("able")  # One layer each: 16 experts.
+        traffic = Traffic(caller)
+        traffic.run_until_accepted(200)
+        mute = swarm.thread_worker("mute", spoil=spoil)
+        wait_for("it serves", lambda: mute.is_serving)
+        assert mute.worker is not None
+        node = mute.worker.node
+        traffic.run_until("its trial is over", lambda: caller.statistics().calls.late)
+        before = caller.statistics().calls.pairs_accepted
+        traffic.run(30)
+        rows = [row for row in caller.statistics().slices if row.worker == node]
+        assert rows
+        assert all(row.last_serve_ms == 0 and row.standing != "proven" for row in rows)
+        assert caller.statistics().calls.pairs_accepted > before  # The able one goes on.
+        assert max(traffic.seconds) < 1.0  # A trial holds nobody up.
+        is_mute[0] = False
+        traffic.run_until("it is proven", lambda: _standing_of(caller, node) == "proven")
+        assert traffic.worst <= EXACT
+
+
+def _standing_of(caller: ExpertCaller, node: str) -> str:
+    return next((row.standing for row in caller.statistics().slices if row.worker == node), "")
