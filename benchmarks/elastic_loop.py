@@ -59,7 +59,7 @@ class Sampler:
     def __init__(self, world: World) -> None:
         self._world = world
         self._stop = threading.Event()
-        self._samples: list[tuple[int, int]] = []
+        self._samples: list[tuple[int, dict[str, Any]]] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Self:
@@ -72,16 +72,30 @@ class Sampler:
 
     def _run(self) -> None:
         while not self._stop.wait(SAMPLE_S):
-            tokens = self._world.ring()["output_tokens"]
-            self._samples.append((time.monotonic_ns(), tokens))
+            ring = self._world.ring()
+            self._samples.append((time.monotonic_ns(), ring))
 
-    def per_s(self, begin_ns: int, end_ns: int) -> float | None:
-        """Tokens a second between two moments; None where there are no two samples."""
+    def between(self, begin_ns: int, end_ns: int) -> dict[str, Any]:
+        """What the ring did between two moments; empty where there are no two samples."""
         inside = [sample for sample in self._samples if begin_ns <= sample[0] <= end_ns]
         if len(inside) < 2:
-            return None
+            return {}
         (began, before), (ended, after) = inside[0], inside[-1]
-        return (after - before) * 1e9 / (ended - began)
+        seconds = (ended - began) / 1e9
+        stages = []
+        for old, new in zip(before["stages"], after["stages"], strict=True):
+            batches = max(1, new["micro_batches"] - old["micro_batches"])
+            stages.append(
+                {
+                    "busy_s": (new["busy_s"] - old["busy_s"]) / batches,
+                    "rows": (new["rows"] - old["rows"]) / batches,
+                    "micro_batches": batches,
+                    "busy_share": (new["busy_s"] - old["busy_s"]) / seconds,
+                }
+            )
+        tokens = after["output_tokens"] - before["output_tokens"]
+        return {"tokens_per_s": tokens / seconds, "stages": stages, "lap_s": after["lap_s"]["p50"],
+                "begin_ns": began, "end_ns": ended}  # fmt: skip
 
 
 def run_once(root: Path, faster: int, say: Any) -> dict[str, Any]:
@@ -112,17 +126,22 @@ def run_once(root: Path, faster: int, say: Any) -> dict[str, Any]:
             say(f"{(moment.at_ns - zero_ns) / 1e9:8.2f} s  {moment.kind:20} {moment.detail}")
     warm_ns = int(WARM_S * 1e9)
     comes = first(moments, "covers", zero_ns)
-    serves = first(moments, "hub knows it proven", zero_ns)
     assert comes is not None
-    assert serves is not None
-    return figures(moments, zero_ns, gone_ns) | {
-        "tokens_per_s_before": sampler.per_s(zero_ns + warm_ns, comes.at_ns),
-        "tokens_per_s_during": sampler.per_s(gone_ns - int(STEADY_S * 1e9) + 2 * warm_ns, gone_ns),
-        "tokens_per_s_after": sampler.per_s(again_ns + warm_ns, over_ns),
+    measured: dict[str, Any] = {
+        "before": sampler.between(zero_ns + warm_ns, comes.at_ns),
+        "during": sampler.between(gone_ns - int(STEADY_S * 1e9) + 2 * warm_ns, gone_ns),
+        "after": sampler.between(again_ns + warm_ns, over_ns),
+    }
+    found = figures(moments, zero_ns, gone_ns)
+    found |= {f"tokens_per_s_{when}": part.get("tokens_per_s") for when, part in measured.items()}
+    found |= {
         "contraction_s": fade_s,
         "blocked_by_experts_s": sum(parked),
         "is_replay_identical": _is_identical(made.events),
     }
+    measured |= {"figures": found, "load_s": (gone_ns - zero_ns) / 1e9, "faster": faster}
+    (root / "measured.json").write_text(json.dumps(measured) + "\n")
+    return found
 
 
 def _check(load: Load) -> None:

@@ -1,0 +1,227 @@
+"""The simulator, given what elastic loops measured, predicts them.
+
+    .venv/bin/python benchmarks/elastic_loop.py --repeats 5 --out DIR
+    .venv/bin/python benchmarks/elastic_predict.py DIR [--json]
+
+Of each run rates and delays are taken: what a stage computes per micro-batch with its experts here
+and elsewhere, what a pair costs, an expert call's round trip, a slice's download. The same policy,
+plan and load are then simulated, with several seeds, since who polls when is chance on both sides.
+Printed are medians of both, and how far the prediction is off.
+"""
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from elastic_loop import CLIENTS, EXPERTS_MAX, MODEL, TOKENS, WORKERS
+
+from kvasir_core.eventlog import replay
+from kvasir_core.swarm import Coordinator, SwarmPolicy
+from kvasir_core.swarm.decisions import Dispatch
+from kvasir_core.swarm.eventlog import COORDINATOR_EVENTS
+from kvasir_core.swarm.events import AnswerArrived, StageMeasured
+from kvasir_core.units import NANOS_PER_SECOND
+from kvasir_scenario.report_schema import Report
+from kvasir_sim.run import run
+from tests.e2e.swarm_timeline import Moment, moments_of
+
+SEEDS = 7
+STAGES = 2
+OVERLAP = 4
+PROMPT_TOKENS = 17
+SLICE_BYTES = 16 * 3 * MODEL.hidden * MODEL.expert_ffn * 4
+COMPARED = (
+    "saturation_to_first_remote_expert_s", "saturation_to_full_coverage_s",
+    "tokens_per_s_before", "tokens_per_s_during",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What the coordinators' logs tell of one run."""
+
+    pair_s: float  # Of one routed pair, computed by the stage.
+    trip_s: float  # From sending one layer's rows to having the sums.
+    pairs: float  # Of one call.
+
+
+def measure_calls(events: Path, begin_ns: int, end_ns: int) -> Calls:
+    """Means over a window for the trips, over the run for what is computed here."""
+    trips: list[int] = []
+    sizes: list[int] = []
+    local_pairs = local_ns = 0
+    for path in sorted(events.glob("coordinator-*.jsonl")):
+        core = json.loads(path.with_name(path.name + ".core.json").read_text())
+        state = Coordinator(SwarmPolicy(**core["policy"]), random.Random(core["seed"]))
+        sent: dict[tuple[Any, ...], tuple[int, int]] = {}
+        with path.open(encoding="utf-8") as lines:
+            for event, now, decisions in replay(state, lines, COORDINATOR_EVENTS):
+                if isinstance(event, StageMeasured):
+                    local_pairs += event.local_pairs
+                    local_ns += event.local_ns
+                if isinstance(event, AnswerArrived):
+                    found = sent.pop((event.call, event.part, event.worker), None)
+                    if found is not None and begin_ns <= now <= end_ns:
+                        trips.append(now - found[0])
+                        sizes.append(found[1])
+                for order in decisions:
+                    if isinstance(order, Dispatch) and not order.is_trial:
+                        pairs = sum(share.pairs for share in order.shares)
+                        sent[order.call, order.part, order.worker] = now, pairs
+    return Calls(
+        pair_s=local_ns / max(1, local_pairs) / NANOS_PER_SECOND,
+        trip_s=mean(trips) / NANOS_PER_SECOND,
+        pairs=mean(sizes),
+    )
+
+
+def download_s(moments: list[Moment]) -> float:
+    """From assignment to coverage, the mean."""
+    assigned = {m.detail: m.at_ns for m in reversed(moments) if m.kind == "assigned"}
+    times = [
+        m.at_ns - assigned[m.detail] for m in moments if m.kind == "covers" and m.detail in assigned
+    ]
+    return mean(times) / NANOS_PER_SECOND
+
+
+def scenario_of(folder: Path) -> dict[str, Any]:
+    """The measured run as a scenario."""
+    measured = json.loads((folder / "measured.json").read_text())
+    during, before = measured["during"], measured["before"]
+    calls = measure_calls(folder / "events", during["begin_ns"], during["end_ns"])
+    layers = MODEL.layers // STAGES
+    policy = SwarmPolicy().faster(measured["faster"])
+    stages = []
+    call_s = []
+    for here, there in zip(before["stages"], during["stages"], strict=True):
+        experts_s = here["rows"] * MODEL.experts_used * layers * calls.pair_s
+        rest_s = max(1e-6, here["busy_s"] - experts_s)
+        stages.append({"layers": layers, "pass_s": rest_s})
+        call_s.append(max(0.0, there["busy_s"] - rest_s) / layers)
+    worker_s = min(calls.pairs * calls.pair_s, calls.trip_s)
+    return {
+        "name": "elastic",
+        "model": {"layers": MODEL.layers, "context": MODEL.context, "experts": MODEL.experts,
+                  "experts_used": MODEL.experts_used},
+        "devices": {},
+        "ring": {"stages": stages, "row_width": 128, "micro_batch_width": 8, "window": "auto",
+                 "window_max": (OVERLAP + 2) * STAGES, "running_max": 32, "kv_tokens": 16000},
+        "costs": {"kind": "fixed"},
+        "workload": {"kind": "closed", "users": CLIENTS, "prompt_tokens": PROMPT_TOKENS,
+                     "output_tokens": TOKENS, "duration_s": measured["load_s"]},
+        "experts": {
+            "overlap": OVERLAP,
+            "model": {"bytes_per_expert": SLICE_BYTES // MODEL.experts},
+            "local": {"per_expert_s": 0.0, "per_row_s": MODEL.experts_used * calls.pair_s},
+            "coordinator": coordinator_of(policy) | {"call_s": mean(call_s)},
+            "hub": hub_of(policy),
+            "workers": [
+                {
+                    "name": "worker", "count": WORKERS, "experts_max": EXPERTS_MAX,
+                    "per_expert_s": max(1e-7, worker_s / calls.pairs),
+                    "link": {"latency_s": (calls.trip_s - worker_s) / 2},
+                    "download_bytes_per_s": SLICE_BYTES / download_s(moments_of(folder / "events")),
+                    "arrival_s": {"uniform": [0, policy.volunteer_period_ns / NANOS_PER_SECOND]},
+                }
+            ],
+        },
+        "run": {"horizon_s": measured["load_s"] + 1},
+    }  # fmt: skip
+
+
+def seconds(policy: SwarmPolicy, *names: str) -> list[float]:
+    return [getattr(policy, name + "_ns") / NANOS_PER_SECOND for name in names]
+
+
+def coordinator_of(policy: SwarmPolicy) -> dict[str, Any]:
+    keys = ("period_s", "engaged_min_s", "idle_timeout_s", "grace_s", "unknown_limit_s",
+            "map_period_s", "quarantine_s")  # fmt: skip
+    values = seconds(policy, "decision_period", "engaged_min", "idle_timeout", "grace",
+                     "blind_local", "map_period", "quarantine")  # fmt: skip
+    return dict(zip(keys, values, strict=True)) | {"tolerance": 1e-4, "no_gain_s": 3600}
+
+
+def hub_of(policy: SwarmPolicy) -> dict[str, Any]:
+    keys = ("poll_s", "reading_valid_s", "up_s", "down_s", "coverage_ttl_s", "heartbeat_s",
+            "claim_ttl_s", "volunteer_poll_s", "idle_exit_s", "release_period_s")  # fmt: skip
+    values = seconds(policy, "poll_period", "reading_valid", "hub_up", "hub_down", "coverage_ttl",
+                     "heartbeat", "claim_ttl", "volunteer_period", "idle_exit",
+                     "release_period")  # fmt: skip
+    return dict(zip(keys, values, strict=True)) | {"base": 0, "boost": 1}
+
+
+def simulated(scenario: dict[str, Any], seed: int, folder: Path) -> Report:
+    path = folder / "scenario.yaml"
+    path.write_text(yaml.safe_dump(scenario))
+    return run(path, seed=seed).report
+
+
+def predict(scenario: dict[str, Any]) -> dict[str, float | None]:
+    """Medians over the seeds."""
+    found: dict[str, list[float]] = {name: [] for name in COMPARED}
+    alone = json.loads(json.dumps(scenario))
+    alone["experts"]["workers"] = []
+    served = json.loads(json.dumps(scenario))
+    served["experts"]["hub"] = None
+    served["experts"]["workers"][0]["arrival_s"] = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(1, SEEDS + 1):
+            loop = simulated(scenario, seed, Path(folder))
+            assert loop.swarm is not None
+            for name, value in (
+                (COMPARED[0], loop.swarm.time_to_first_relief_s),
+                (COMPARED[1], loop.swarm.time_to_full_coverage_s),
+                (COMPARED[2], simulated(alone, seed, Path(folder)).throughput.output_tokens_per_s),
+                (COMPARED[3], simulated(served, seed, Path(folder)).throughput.output_tokens_per_s),
+            ):
+                if value is not None:
+                    found[name].append(value)
+    return {name: median(values) if values else None for name, values in found.items()}
+
+
+def measured_of(folder: Path) -> dict[str, Any]:
+    measured = json.loads((folder / "measured.json").read_text())
+    given: dict[str, Any] = measured["figures"]
+    return given
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("runs", type=Path, help="what elastic_loop.py --out wrote")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    folders = sorted(path.parent for path in given.runs.glob("*/measured.json"))
+    if not folders:
+        parser.error(f"{given.runs} holds no run of elastic_loop.py")
+    runs = []
+    for folder in folders:
+        scenario = scenario_of(folder)
+        runs.append((measured_of(folder), predict(scenario)))
+        print(f"{folder.name}: simulated {SEEDS} times", file=sys.stderr)
+    result: dict[str, Any] = {}
+    for name in COMPARED:
+        real = [m[name] for m, _ in runs if m[name] is not None]
+        said = [value for _, p in runs if (value := p[name]) is not None]
+        if real and said:
+            one, other = median(real), median(said)
+            result[name] = {"measured": one, "predicted": other, "error": (other - one) / one}
+    if given.json:
+        print(json.dumps(result))
+        return
+    for name, row in result.items():
+        print(f"{name:40} measured {row['measured']:8.2f}  predicted {row['predicted']:8.2f}  "
+              f"{row['error']:+.0%}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
