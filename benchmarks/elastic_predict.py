@@ -23,8 +23,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from elastic_loop import CLIENTS, EXPERTS_MAX, MODEL, TOKENS, WORKERS
-
+from benchmarks.elastic_loop import CLIENTS, EXPERTS_MAX, MODEL, TOKENS, WORKERS
 from kvasir_core.eventlog import replay
 from kvasir_core.swarm import Coordinator, SwarmPolicy
 from kvasir_core.swarm.decisions import Dispatch
