@@ -27,17 +27,17 @@ from kvasir_sim.sweep.points import Source  # noqa: E402
 from kvasir_sim.sweep.pool import LocalPool, Pool  # noqa: E402
 
 PRECISION = 0.02
-LENGTHS = "prompt_tokens: {lognormal: {median: 100, p90: 250}, max: 800}, output_tokens: 20"
+LENGTHS = "prompt_tokens: {lognormal: {median: 100, p90: 250}, max: 800}, output_tokens: 6"
 CASES: dict[str, tuple[str, list[str], list[str]]] = {
     "stages alone": (
         "saturated.yaml",
-        [f"workload={{kind: poisson, rate_per_s: 10, requests: 120, {LENGTHS}}}"],
+        [f"workload={{kind: poisson, rate_per_s: 40, requests: 100, {LENGTHS}}}"],
         [],
     ),
     "time to first token": (
         "uneven_gpus.yaml",
         [
-            f"workload={{kind: gamma, burstiness: 2, rate_per_s: 10, requests: 120, {LENGTHS}}}",
+            f"workload={{kind: gamma, burstiness: 2, rate_per_s: 40, requests: 100, {LENGTHS}}}",
             "ring.running_max=64",
         ],
         ["ttft_p90=0.5"],
@@ -45,11 +45,11 @@ CASES: dict[str, tuple[str, list[str], list[str]]] = {
     "KV and pace": (
         "saturated.yaml",
         [
-            f"workload={{kind: poisson, rate_per_s: 10, requests: 120, {LENGTHS}}}",
-            "ring.kv_tokens=4000",
+            f"workload={{kind: poisson, rate_per_s: 40, requests: 100, {LENGTHS}}}",
+            "ring.kv_tokens=1600",
             "ring.running_max=64",
         ],
-        ["tpot_p90=0.08", "e2e_p50=3"],
+        ["tpot_p90=0.08", "e2e_p50=0.5"],
     ),
 }
 

@@ -59,7 +59,10 @@ def probe(
         is_last = length >= LENGTH_MAX or not knob.can_extend
         if outcome.is_sure or is_last:
             return outcome
+        offered = outcome.row["offered"] // length
         length *= 2
+        while outcome.holds and length * offered < SURE_REQUESTS and length < LENGTH_MAX:
+            length *= 2  # At once: what is between would not be sure either.
 
 
 def judge(row: Row, limits: Sequence[Limit]) -> Outcome:
