@@ -97,6 +97,16 @@ class Coordinator(Section):
     uplink_bytes_per_s: Rate | None = None
     """Each stage's connection to all its workers, each way; null: bytes take no time."""
 
+    @model_validator(mode="after")
+    def _check_polls(self) -> Self:
+        if self.poll_timeout_s > self.period_s:
+            raise broken(
+                "poll_timeout_s",
+                f"found {self.poll_timeout_s:g}; a poll is over before the next: at most period_s "
+                f"({self.period_s:g})",
+            )
+        return self
+
 
 class Hub(Section):
     """Layer 2: how many replicas are wanted, and who is offered what."""
@@ -122,6 +132,22 @@ class Hub(Section):
     release_period_s: PositiveSeconds = 30.0
     """At most a quarter of the surplus leaves in one."""
     slice_experts_max: Count = 64
+
+    @model_validator(mode="after")
+    def _check_polls(self) -> Self:
+        if self.poll_timeout_s > self.poll_s:
+            raise broken(
+                "poll_timeout_s",
+                f"found {self.poll_timeout_s:g}; a poll is over before the next: at most poll_s "
+                f"({self.poll_s:g})",
+            )
+        if self.reading_valid_s < self.poll_s:
+            raise broken(
+                "reading_valid_s",
+                f"found {self.reading_valid_s:g}; at least poll_s ({self.poll_s:g}), or no reading "
+                "is ever valid until the next",
+            )
+        return self
 
 
 class Sessions(Section):

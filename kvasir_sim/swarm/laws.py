@@ -103,7 +103,11 @@ class Watch:
 
     def heard(self, worker: WorkerId) -> None:
         """The hub took a heartbeat in."""
-        self._of(worker).heard_at = self._env.now
+        self._of(worker).heard_at = Nanos(self._env.now)
+
+    def heard_at(self, worker: WorkerId) -> Nanos:
+        """Its last heartbeat that the hub took in."""
+        return self._of(worker).heard_at
 
     def lost(self, worker: WorkerId, ttl_ns: int) -> None:
         """The hub gave a worker up: by real time, it must have been silent so long."""
