@@ -3,10 +3,11 @@
     python benchmarks/bench_sweep.py [--points 1000] [--json]
 
 *Utilisation* is the CPU time of the simulations over what the cores had to give, from the moment
-all workers are ready to the last reply: the wall time that every core was ours. On a machine that
-others use too, the share of the CPU time that this sweep got is told apart (`contended`): the
-processes' own CPU time over wall time and cores. *Cost per point* is all CPU time that is not
-simulation, in the workers and in the parent, hashing, journal and table included.
+all workers are ready to the last reply. On a machine that others use too it says more about them;
+there, look at *occupied*: the share of that time in which the workers ran or were ready to run and
+waited for a core (Linux tells both apart), which on a machine of our own is time on a core. *Cost
+per point* is all CPU time that is not simulation, in the workers and in the parent, hashing,
+journal and table included.
 """
 
 import argparse
@@ -41,6 +42,15 @@ def workers_cpu_s(pids: list[int]) -> float:
     return sum(each.user + each.system for each in times)
 
 
+def wanted_s(pids: list[int]) -> float:
+    """Time that the processes' main threads ran, or were ready and waited for a core."""
+    total_ns = 0
+    for pid in pids:
+        ran, waited, _ = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()
+        total_ns += int(ran) + int(waited)
+    return total_ns / 1e9
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--points", type=int, default=1000)
@@ -57,11 +67,12 @@ def main() -> None:
         run = Run(sweep, Path(folder) / "table.parquet")
         with LocalPool(source, cores) as pool:
             pool.wait_ready()
-            started = workers_cpu_s(pool.pids)
+            started, wanted = workers_cpu_s(pool.pids), wanted_s(pool.pids)
             start = time.monotonic()
             run.work(pool)
             wall_s = time.monotonic() - start
             workers_s = workers_cpu_s(pool.pids) - started
+            wanted = wanted_s(pool.pids) - wanted
         outcome = run.finish()
         parent_s = own_cpu_s() - begin_cpu
     total_s = workers_s + parent_s
@@ -71,6 +82,7 @@ def main() -> None:
         "wall_s": wall_s,
         "simulate_cpu_s": outcome.simulate_s,
         "utilisation": outcome.simulate_s / (wall_s * cores),
+        "occupied": wanted / (wall_s * cores),
         "got_of_machine": total_s / (wall_s * cores),
         "simulation_share_of_our_cpu": outcome.simulate_s / total_s,
         "worker_cost_ms_per_point": (workers_s - outcome.simulate_s) / run.total * 1e3,

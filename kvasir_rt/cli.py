@@ -124,6 +124,11 @@ def group() -> None:
 @click.option("--remote", default="", help="Stages that join from other machines: 1,2.")
 @click.option("--ring-listen", help="HOST:PORT where those stages join.")
 @click.option("--ring-keys", type=click.Path(path_type=Path), help="Keeps the ring's keys.")
+@click.option(
+    "--launcher", type=click.Choice(["processes", "ray"]), default="processes", show_default=True,
+    help="Who starts the stages.",
+)  # fmt: skip
+@click.option("--cluster", default="auto", metavar="auto|HOST:PORT", help="With --launcher ray.")
 @click.option("--events", type=click.Path(path_type=Path), help="Write the core's event log.")
 @expert_options
 @click.option(
@@ -177,7 +182,15 @@ def serve(**given: Any) -> None:
         events=given["events"],
         experts=experts,
     )
-    sys.exit(run(options))
+    if given["launcher"] == "processes":
+        sys.exit(run(options))
+    if options.remote or options.ring_listen or options.ring_keys:
+        raise click.UsageError("--launcher ray places every stage; leave --remote and --ring-* out")
+    from kvasir_rt.ray_stages import placed_on_ray
+    from kvasir_rt.serve import say
+
+    with placed_on_ray(options, given["cluster"], say) as placed:
+        sys.exit(run(placed))
 
 
 @group.command()

@@ -6,9 +6,6 @@ that the scenario names must lie at the same place there.
 """
 
 import json
-import logging
-import os
-import socket
 from collections import deque
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -16,13 +13,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from kvasir_core.errors import ScenarioError
+from kvasir_scenario.ray_cluster import connected
 from kvasir_sim.sweep.evaluate import Evaluator, Reply, Task
 from kvasir_sim.sweep.points import Source
 from kvasir_sim.sweep.pool import JOBS_MAX, TRIES, lost
 
 START_S_MAX = 120.0  # For the first actor; a cluster may be busy, but not for ever.
-
-CONNECT_S_MAX = 5.0
 
 
 class RemoteEvaluator:
@@ -56,7 +52,7 @@ class RayPool:
 
     def __init__(self, source: Source, address: str, jobs: int | None) -> None:
         self._source = json.dumps(asdict(source))
-        self._ray = _connected(address)
+        self._ray = connected(address)
         cores = int(self._ray.cluster_resources().get("CPU", 0))
         if not cores:
             raise ScenarioError(f"--cluster {address}: the cluster has no CPU to give")
@@ -152,42 +148,3 @@ class RayPool:
 
 def _is_ready(actor: _Actor) -> bool:
     return not actor.asked or actor.asked[0][1] is not None
-
-
-def _connected(address: str) -> Any:
-    """Ray, connected to a cluster that runs already; without telemetry and dashboard."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    try:
-        import ray
-        import ray.exceptions
-    except ImportError:
-        raise ScenarioError(
-            "--cluster needs Ray, which is not installed: pip install 'kvasir[cluster]'"
-        ) from None
-    _check_reachable(address)
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-        raise _unreachable(address, error) from None
-    return ray
-
-
-def _check_reachable(address: str) -> None:
-    """Ray itself would try for minutes."""
-    if address == "auto":
-        return
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ScenarioError(f"--cluster {address}: it must be auto or HOST:PORT")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S_MAX).close()
-    except (OSError, OverflowError) as error:
-        raise _unreachable(address, error) from None
-
-
-def _unreachable(address: str, error: Exception) -> ScenarioError:
-    said = " ".join(str(error).split())[:300]
-    return ScenarioError(
-        f"--cluster {address}: no Ray cluster answers ({said}); start one on this machine with "
-        "`ray start --head`, or join one with `ray start --address=HOST:PORT`"
-    )
