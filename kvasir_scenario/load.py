@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from kvasir_core.errors import KvasirError, ScenarioError
@@ -15,6 +16,7 @@ from kvasir_scenario.validate import scenario_of
 from kvasir_scenario.variants import variants_of
 from kvasir_scenario.yaml_tree import FILE_BYTES_MAX, read_tree
 
+SHAPE_READERS = "kvasir.shape_readers"
 ShapeReader = Callable[[Path], Mapping[str, int | str | bool]]
 """Reads keys of section `model` (layers, context, hidden, ...) from a model file."""
 
@@ -34,7 +36,8 @@ def load_scenario(
         overrides: `key.path=value` each, as after `--set`; the value is YAML.
         seed: Overrides `run.seed`.
         planner: Solves `layers: auto`; without it such a scenario is refused.
-        read_shape: Reads the shape of `model.path` where the scenario gives no layers itself.
+        read_shape: Reads the shape of `model.path` where the scenario gives no layers itself;
+            without it the runtime's, if that is installed.
 
     Raises:
         ScenarioError: One line per complaint: file, line, key, what was found, what is right.
@@ -81,16 +84,33 @@ def load_text(
 def _with_shape(origin: Origin, read_shape: ShapeReader | None) -> Origin:
     """The data with the model file's shape below the scenario's own keys."""
     model = origin.data.get("model")
-    if read_shape is None or not isinstance(model, dict) or not isinstance(model.get("path"), str):
+    if not isinstance(model, dict) or not isinstance(model.get("path"), str):
         return origin
     if model.get("layers") is not None or model.get("preset") is not None:
         return origin
+    if read_shape is None:
+        read_shape = _installed_reader(origin)
     try:
         shape = read_shape(expand_path(model["path"], origin.base))
     except KvasirError as error:
         raise origin.error(("model", "path"), str(error)) from None
     given = {key: value for key, value in model.items() if value is not None}
     return replace(origin, data={**origin.data, "model": {**shape, **given}})
+
+
+def _installed_reader(origin: Origin) -> ShapeReader:
+    """The runtime's, which says by an entry point that it has one: no shell imports the other."""
+    for entry in entry_points(group=SHAPE_READERS):
+        try:
+            reader: ShapeReader = entry.load()
+        except ImportError:
+            continue  # The runtime is there, and what it is built on is not.
+        return reader
+    raise origin.error(
+        ("model", "path"),
+        "a model file is read by the runtime, which is not installed; install kvasir[rt], or give "
+        "layers (and hidden, experts, ... where they matter) or a preset",
+    )
 
 
 def resolve_path(scenario: Scenario, text: str) -> Path:

@@ -4,11 +4,13 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 from kvasir_core.errors import ScenarioError
+from kvasir_scenario import load
 from kvasir_scenario.data_paths import data_directory, existing_file, expand_path
 from kvasir_scenario.dump import to_yaml
 from kvasir_scenario.load import load_scenario, load_text, resolve_path
@@ -377,10 +379,22 @@ def test_a_model_files_shape_fills_what_the_scenario_leaves_out(tmp_path: Path) 
     model = load_text(text, base=tmp_path, read_shape=read_shape).model
     assert asked == [tmp_path / "m.gguf"]
     assert (model.layers, model.context, model.hidden) == (30, 100, 576)
-    assert "model.layers: missing" in refusal(text)
 
     def refuse(path: Path) -> dict[str, int | str | bool]:
         raise ScenarioError(f"{path.name} is no GGUF file")
 
     with pytest.raises(ScenarioError, match=r"s\.yaml:1: model\.path: m\.gguf is no GGUF file"):
         load_text(text, label="s.yaml", read_shape=refuse)
+
+
+def test_without_the_runtime_a_model_file_is_refused_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = (
+        "model: {path: m.gguf}\nring: {stages: 2}\nworkload: {kind: trace, requests: [[0, 1, 1]]}\n"
+    )
+    monkeypatch.setattr(load, "SHAPE_READERS", "kvasir.nobody")
+    assert "model.path: a model file is read by the runtime" in refusal(text)
+    broken = EntryPoint("gguf", "kvasir_scenario.no_such_module:read", load.SHAPE_READERS)
+    monkeypatch.setattr(load, "entry_points", lambda group: [broken])
+    assert "install kvasir[rt], or give layers" in refusal(text)
