@@ -147,7 +147,9 @@ def coordinator_of(policy: SwarmPolicy) -> dict[str, Any]:
             "map_period_s", "quarantine_s")  # fmt: skip
     values = seconds(policy, "decision_period", "engaged_min", "idle_timeout", "grace",
                      "blind_local", "map_period", "quarantine")  # fmt: skip
-    return dict(zip(keys, values, strict=True)) | {"tolerance": 1e-4, "no_gain_s": 3600}
+    times = dict(zip(keys, values, strict=True))
+    times["poll_timeout_s"] = times["period_s"]  # Answers of this machine come long before.
+    return times | {"tolerance": 1e-4, "no_gain_s": 3600}
 
 
 def hub_of(policy: SwarmPolicy) -> dict[str, Any]:
@@ -156,7 +158,8 @@ def hub_of(policy: SwarmPolicy) -> dict[str, Any]:
     values = seconds(policy, "poll_period", "reading_valid", "hub_up", "hub_down", "coverage_ttl",
                      "heartbeat", "claim_ttl", "volunteer_period", "idle_exit",
                      "release_period")  # fmt: skip
-    return dict(zip(keys, values, strict=True)) | {"base": 0, "boost": 1}
+    times = dict(zip(keys, values, strict=True))
+    return times | {"poll_timeout_s": times["poll_s"], "base": 0, "boost": 1}
 
 
 def simulated(scenario: dict[str, Any], seed: int, folder: Path) -> Report:

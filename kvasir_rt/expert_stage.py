@@ -5,6 +5,7 @@ keeps the connection to hub and relay, and decides for each layer of each micro-
 go where. What is not sent is computed here.
 """
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -71,7 +72,8 @@ class ExpertStage:
         experts, stage = self._experts, self._assign.stage
         events = None
         if experts.events is not None:
-            events = Path(experts.events) / f"coordinator-{stage}.jsonl"
+            name = f"coordinator-{stage}-{os.getpid()}.jsonl"  # A successor keeps the old one.
+            events = Path(experts.events) / name
         return CallerOptions(
             hub=experts.hub,
             relay=experts.relay,

@@ -19,6 +19,8 @@ from kvasir_rt.member import CrewOptions
 from kvasir_rt.pacer import Pacer
 from kvasir_rt.ring_errors import RingDown
 from kvasir_rt.scenario_ring import RealRing, plan_layers, read_shape, ring_of
+from kvasir_rt.scenario_swarm import HubAccess, slots_server, with_experts
+from kvasir_rt.serve_cli import read_access
 from kvasir_rt.switchboard import LineOptions
 from kvasir_scenario.dump import to_yaml
 from kvasir_scenario.load import load_scenario
@@ -38,6 +40,7 @@ def run_scenario(
     out: Path | None = None,
     *,
     ring_for: Callable[[Scenario], RealRing] = ring_of,
+    access: HubAccess | None = None,
     speed: float = 1.0,
     pin: bool = False,
     csv: bool = False,
@@ -51,6 +54,7 @@ def run_scenario(
         scenario: A valid scenario.
         out: Directory for the result files; an earlier run there is replaced.
         ring_for: Makes the ring of the scenario or of a variant.
+        access: The hub whose workers share the experts.
         speed: Arrivals and what clients do come so many times as fast.
         pin: Each stage on its own core.
         csv: Write each table as CSV too.
@@ -66,12 +70,14 @@ def run_scenario(
     ring = ring_for(scenario)
     pin = pin or scenario.runtime.pin
     directory = None if out is None else prepare_run_dir(out)
-    one = RealRun(scenario, ring, directory, speed=speed, pin=pin, csv=csv, events=events)
+    one = RealRun(
+        scenario, ring, directory, access=access, speed=speed, pin=pin, csv=csv, events=events
+    )
     report = one.run(say)
     parts = []
     for name, variant, variant_ring in variants:
         say(f"variant {name}")
-        part = RealRun(variant, variant_ring, None, speed=speed, pin=pin).run(say)
+        part = RealRun(variant, variant_ring, None, access=access, speed=speed, pin=pin).run(say)
         parts.append(Variant(name=name, report=part))
     report = report.model_copy(update={"variants": parts})
     if directory is not None:
@@ -97,6 +103,7 @@ class RealRun:
         ring: RealRing,
         out: Path | None,
         *,
+        access: HubAccess | None = None,
         speed: float,
         pin: bool,
         csv: bool = False,
@@ -108,25 +115,37 @@ class RealRun:
         self._out = out
         self._speed = speed
         self._csv = csv
-        crew = CrewOptions(
-            plan=ring.plan, dtype=ring.dtype, compute=ring.compute, secret=secrets.token_hex(32)
-        )
-        log = out / "events.jsonl" if events and out is not None else None
-        self._options = EngineOptions(
-            lines=LineOptions(crew=crew, pin=pin), events=log, vocabulary=ring.vocabulary
-        )
+        self._access = access
+        self._pin = pin
+        self._log = out / "events.jsonl" if events and out is not None else None
 
     def run(self, say: Say) -> Report:
         """Start the ring, offer the workload, stop, and report."""
+        if self._access is None:
+            return self._run(self._engine_of(self._ring), say)
+        with slots_server() as slots:
+            ring = with_experts(self._ring, self._scenario, self._access, slots.url)
+            engine = self._engine_of(ring)
+            slots.engine = engine
+            return self._run(engine, say)
+
+    def _engine_of(self, ring: RealRing) -> Engine:
+        crew = CrewOptions(
+            plan=ring.plan, dtype=ring.dtype, compute=ring.compute, secret=secrets.token_hex(32)
+        )
+        lines = LineOptions(crew=crew, pin=self._pin)
+        return Engine(EngineOptions(lines=lines, events=self._log, vocabulary=ring.vocabulary))
+
+    def _run(self, engine: Engine, say: Say) -> Report:
         scenario, speed = self._scenario, self._speed
         workload, facts = build_workload(scenario)
-        engine = Engine(self._options)
         recorder = Recorder(
             self._out,
             self._ring.plan,
             engine.ring.causes,
             warmup_ns=round(nanos(scenario.run.warmup_s) / speed),
             csv=self._csv,
+            is_overlapping=self._access is not None,
         )
         engine.recorder = recorder
         horizon_s = scenario.run.horizon_s
@@ -152,6 +171,11 @@ class RealRun:
     def _labels(self) -> Labels:
         scenario = self._scenario
         notes = ["stages are real processes; link and cost settings of the scenario are not used"]
+        if self._access is not None:
+            notes.append(
+                "experts were shared with workers of a real hub; experts.hub, workers, routing and "
+                "local of the scenario are not used"
+            )
         if self._speed != 1:
             notes.append(
                 f"arrivals, thinking and cancels came {self._speed:g} times as fast as the "
@@ -189,6 +213,8 @@ def _every_so_often(say: Say) -> Callable[[int], None]:
 @click.option("--speed", type=click.FloatRange(0.001, 1000), default=1.0, show_default=True)
 @click.option("--device", help="For every stage: cpu, cuda:0 [as the scenario says].")
 @click.option("--pin", is_flag=True, help="Each stage on a processor core of its own.")
+@click.option("--hub", metavar="URL", help="Share section experts with this hub's workers.")
+@click.option("--hub-token-file", type=click.Path(path_type=Path), help="Its service token.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON and nothing else.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors; write the files.")
 @click.option("--csv", is_flag=True, help="Write each table as CSV too.")
@@ -202,6 +228,8 @@ def command(
     speed: float,
     device: str | None,
     pin: bool,
+    hub: str | None,
+    hub_token_file: Path | None,
     as_json: bool,
     quiet: bool,
     csv: bool,
@@ -214,10 +242,20 @@ def command(
     loaded = load_scenario(
         scenario, settings, seed=seed, planner=plan_layers, read_shape=read_shape
     )
+    access = read_access(hub, hub_token_file)
     directory = Path("runs") / loaded.name if out is None else out
     say: Say = str if quiet else partial(print, file=sys.stderr)
     report = run_scenario(
-        loaded, directory, speed=speed, pin=pin, csv=csv, events=events, plots=plots, say=say
+        loaded,
+        directory,
+        ring_for=partial(ring_of, has_hub=access is not None),
+        access=access,
+        speed=speed,
+        pin=pin,
+        csv=csv,
+        events=events,
+        plots=plots,
+        say=say,
     )
     if as_json:
         click.echo(report.to_json(), nl=False)

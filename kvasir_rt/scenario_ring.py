@@ -95,12 +95,13 @@ def fixed_ring(scenario: Scenario, hold_s: tuple[float, ...], vocabulary: int) -
     )
 
 
-def ring_of(scenario: Scenario, device: str | None = None) -> RealRing:
+def ring_of(scenario: Scenario, device: str | None = None, *, has_hub: bool = False) -> RealRing:
     """The ring that runs this scenario's model.
 
     Args:
         scenario: A valid scenario.
         device: For every stage, whatever the scenario says.
+        has_hub: Its experts are shared with a hub's workers.
 
     Raises:
         ScenarioError: There is no model file, it contradicts the scenario, a device is not here, or
@@ -113,7 +114,7 @@ def ring_of(scenario: Scenario, device: str | None = None) -> RealRing:
             "missing; kvasir-rt runs a real model: name a GGUF file, or smollm2-135m "
             "(kvasir-sim needs none)",
         )
-    check_can_run(scenario)
+    check_can_run(scenario, has_hub=has_hub)
     path = model_file(resolve_path(scenario, model.path))
     with open_gguf(path) as gguf:
         shape = ModelShape.of(gguf)
@@ -133,6 +134,8 @@ def ring_of(scenario: Scenario, device: str | None = None) -> RealRing:
         raise scenario.error(
             key, f"found {dtype}; kvasir-rt computes in {' or '.join(ELEMENT_BYTES)}"
         )
+    if has_hub and not shape.experts:
+        raise scenario.error("model.path", f"{path.name} is dense: it has no experts to share")
     plan = replace(
         plan_of(scenario, plan_layers), hidden=shape.hidden, element_bytes=ELEMENT_BYTES[dtype]
     )
@@ -145,16 +148,20 @@ def ring_of(scenario: Scenario, device: str | None = None) -> RealRing:
     )
 
 
-def check_can_run(scenario: Scenario) -> None:
+def check_can_run(scenario: Scenario, *, has_hub: bool = False) -> None:
     """Refuse what only the simulator does.
 
     Raises:
         ScenarioError: Names the key.
     """
-    if scenario.experts is not None:
+    if scenario.experts is not None and not has_hub:
         raise scenario.error(
-            "experts", "found a swarm; kvasir-rt runs it with `serve`, `hub` and `worker`"
+            "experts",
+            "found a swarm; give --hub URL to share the experts with the workers of a hub that "
+            "runs (`kvasir-rt hub`, `kvasir-rt worker`)",
         )
+    if scenario.experts is None and has_hub:
+        raise scenario.error("experts", "missing; --hub shares the experts of such a section")
     if scenario.ring.prefix_cache:
         raise scenario.error("ring.prefix_cache", "found true; only kvasir-sim models it")
     for index, fault in enumerate(scenario.faults):

@@ -144,7 +144,8 @@ def prepare(options: ServeOptions) -> Prepared:
     shape = ModelShape.of(gguf)
     name = options.name or model_name(options.model)
     if options.experts is not None:
-        check_experts(options.experts, shape, name, has_remote_stages=bool(options.remote), say=say)
+        number_format, has_remote = options.ring.number_format, bool(options.remote)
+        check_experts(options.experts, shape, name, number_format, has_remote, say)
     plan = plan_for(shape, options.ring)
     here = [
         device
@@ -192,11 +193,11 @@ def make_engine(options: ServeOptions, prepared: Prepared, url: str) -> Engine:
     keys = None
     if options.remote:
         keys = RingKeys.load_or_create(options.ring_keys) if options.ring_keys else RingKeys.fresh()
-    given, key = options.experts, options.api_key
-    experts = None if given is None else experts_spec(given, prepared.name, url, key)
+    number_format, key = options.ring.number_format, options.api_key
+    experts = experts_spec(options.experts, prepared.name, url, key, number_format)
     crew = CrewOptions(
         plan=plan,
-        dtype=options.ring.number_format,
+        dtype=number_format,
         compute=wire.ModelSpec(
             path=str(prepared.gguf.path),
             sha256=prepared.gguf.digest() if options.remote else "",

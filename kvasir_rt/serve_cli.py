@@ -8,6 +8,7 @@ import click
 
 if TYPE_CHECKING:
     from kvasir_rt.hub.dials import Origin
+    from kvasir_rt.scenario_swarm import HubAccess
     from kvasir_rt.serve_experts import ExpertOptions
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -41,7 +42,7 @@ OPTIONS = (
     click.option(
         "--experts-dtype",
         type=click.Choice(["f32", "f16", "bf16"]),
-        help="Of rows on the way to workers. [default: f32]",
+        help="Of rows on the way to workers. [default: f32, or bf16 if stages compute so]",
     ),
     click.option(
         "--experts-policy",
@@ -86,26 +87,20 @@ def read_expert_options(given: dict[str, Any]) -> "ExpertOptions | None":
             raise click.UsageError(f"--{said.replace('_', '-')} needs --hub URL")
         return None
     from kvasir_rt.hub.cli import make_policy
-    from kvasir_rt.hub.command import TOKEN_BYTES_MAX, default_state, find_service_token
     from kvasir_rt.serve_experts import ExpertOptions
-    from kvasir_rt.swarm.identity import read_secret_file
 
-    path, relay = given["hub_token_file"], given["relay"]
+    relay = given["relay"]
     if relay is not None and not relay.startswith(("ws://", "wss://")):
         raise click.UsageError(f"--relay is {relay[:80]!r}; it must be ws://HOST:PORT/...")
     slots_url = given["slots_url"]
     return ExpertOptions(
         hub=_origin("--hub", given["hub"]),
         relay=relay,
-        service_token=(
-            find_service_token(default_state())
-            if path is None
-            else read_secret_file(path, TOKEN_BYTES_MAX)
-        ),
+        service_token=read_service_token(given["hub_token_file"]),
         model=given["hub_model"],
         slots_url=None if slots_url is None else _origin("--slots-url", slots_url),
         overlap=given["experts_overlap"] or 2,
-        dtype=given["experts_dtype"] or "f32",
+        dtype=given["experts_dtype"],
         policy=make_policy(
             tuple(given["experts_policy"]),
             option="--experts-policy",
@@ -115,6 +110,38 @@ def read_expert_options(given: dict[str, Any]) -> "ExpertOptions | None":
         events=given["experts_events"],
         log_level=given["log_level"],
     )
+
+
+def read_access(hub: str | None, token_file: Path | None) -> "HubAccess | None":
+    """A hub on this machine, for a scenario's run.
+
+    Raises:
+        click.UsageError: No such address, or one elsewhere.
+        KvasirError: The token cannot be read.
+    """
+    if hub is None:
+        if token_file is not None:
+            raise click.UsageError("--hub-token-file needs --hub URL")
+        return None
+    from kvasir_rt.scenario_swarm import HubAccess
+
+    origin = _origin("--hub", hub)
+    if not origin.is_loopback:
+        raise click.UsageError(
+            f"--hub {origin}: a scenario's slots are shown at loopback only, so its hub must run "
+            "on this machine; a model is served to a hub elsewhere with `kvasir-rt serve`"
+        )
+    return HubAccess(origin, read_service_token(token_file))
+
+
+def read_service_token(path: Path | None) -> str:
+    """From a file, else from the environment or a hub of this user here. Raises KvasirError."""
+    from kvasir_rt.hub.command import TOKEN_BYTES_MAX, default_state, find_service_token
+    from kvasir_rt.swarm.identity import read_secret_file
+
+    if path is None:
+        return find_service_token(default_state())
+    return read_secret_file(path, TOKEN_BYTES_MAX)
 
 
 def _origin(option: str, text: str) -> "Origin":

@@ -33,7 +33,7 @@ class ExpertOptions:
         model: Its name at the hub; None: what clients call it.
         slots_url: The bridge, as hub and stages on other machines reach it; None: its own address.
         overlap: Most micro-batches that a stage holds at once; 1 blocks.
-        dtype: Of rows on the way to workers.
+        dtype: Of rows on the way to workers; None: by what the stages compute in.
         policy: The coordinators' numbers.
         seed: Of which answers are checked.
         events: Directory for the coordinators' event logs.
@@ -46,7 +46,7 @@ class ExpertOptions:
     model: str | None = None
     slots_url: Origin | None = None
     overlap: int = 2
-    dtype: Dtype = "f32"
+    dtype: Dtype | None = None
     policy: SwarmPolicy = field(default_factory=SwarmPolicy)
     seed: int = 0
     events: Path | None = None
@@ -57,20 +57,25 @@ def check_experts(
     options: ExpertOptions,
     shape: ModelShape,
     name: str,
-    *,
+    number_format: str,
     has_remote_stages: bool,
     say: Callable[[str], object],
 ) -> None:
     """What can be seen wrong before anything is started. A hub that is away may come later.
 
     Raises:
-        ExpertsError: The model has no experts, the hub or a stage could not reach the bridge, or
-            the hub refuses our token.
+        ExpertsError: The model has no experts, honest workers' answers would be taken for wrong,
+            the hub or a stage could not reach the bridge, or the hub refuses our token.
     """
     if not shape.experts:
         raise ExpertsError(
             "--hub: the model is dense (it has no routed experts), so there is nothing that "
             "workers could take over; serve it without --hub"
+        )
+    if options.dtype not in (None, rows_dtype(number_format)) and number_format != "float32":
+        raise ExpertsError(
+            f"--experts-dtype {options.dtype}: the stages compute in {number_format}, so answers "
+            "can only be checked as closely as bf16; leave it out"
         )
     elsewhere = []
     if not options.hub.is_loopback:
@@ -112,17 +117,28 @@ async def _ask(options: ExpertOptions, model: str) -> None:
         await http.close()
 
 
+def rows_dtype(number_format: str) -> Dtype:
+    """How rows travel unless told: answers are checked as closely as this allows.
+
+    A stage's own numbers are what a worker's are compared with, so they must be at least as close.
+    """
+    return "f32" if number_format == "float32" else "bf16"
+
+
 def experts_spec(
-    options: ExpertOptions, name: str, url: str, api_key: str | None
-) -> wire.ExpertsSpec:
+    options: ExpertOptions | None, name: str, url: str, api_key: str | None, number_format: str
+) -> wire.ExpertsSpec | None:
     """What the stages are told.
 
     Args:
-        options: Checked.
+        options: Checked; None computes all experts in the stages.
         name: What clients call the model.
         url: Where the bridge listens.
         api_key: What `GET /slots` needs.
+        number_format: What the stages compute in.
     """
+    if options is None:
+        return None
     slots_url = str(options.slots_url) if options.slots_url else own_address(url)
     return wire.ExpertsSpec(
         hub=str(options.hub),
@@ -133,7 +149,7 @@ def experts_spec(
         slots_url=slots_url,
         slots_key=api_key,
         overlap=options.overlap,
-        dtype=options.dtype,
+        dtype=options.dtype or rows_dtype(number_format),
         policy=options.policy,
         seed=options.seed,
         events=str(options.events) if options.events else None,

@@ -6,7 +6,8 @@ from kvasir_core import Plan, nanos
 from kvasir_core.swarm import SwarmPolicy
 from kvasir_core.swarm.words import ModelName
 from kvasir_scenario.schema import Scenario
-from kvasir_scenario.schema_experts import Coordinator, Experts, Hub, WorkerClass
+from kvasir_scenario.schema_experts import Experts, Hub, WorkerClass
+from kvasir_scenario.swarm_policy import coordinator_numbers
 
 COORDINATOR_HUB_LATENCY_S = 0.001
 ELEMENTS_PER_EXPERT = 3  # Gate, up and down, each hidden x expert_ffn.
@@ -110,7 +111,7 @@ def swarm_policy(scenario: Scenario, experts: Experts) -> SwarmPolicy:
     """
     hub = experts.hub or Hub()
     try:
-        return _hub_numbers(_coordinator_numbers(experts.coordinator), hub)
+        return _hub_numbers(coordinator_numbers(experts.coordinator), hub)
     except ValueError as error:
         raise scenario.error("experts", str(error)) from None
 
@@ -118,28 +119,6 @@ def swarm_policy(scenario: Scenario, experts: Experts) -> SwarmPolicy:
 def coordinator_policy(policy: SwarmPolicy, experts: Experts) -> SwarmPolicy:
     """The coordinator's own rule; all else is common."""
     return replace(policy, rule=experts.coordinator.policy)
-
-
-def _coordinator_numbers(own: Coordinator) -> SwarmPolicy:
-    return SwarmPolicy(
-        threshold=own.saturation_threshold,
-        decision_period_ns=nanos(own.period_s),
-        self_poll_max_ns=nanos(own.poll_timeout_s),
-        up_readings=own.up_readings,
-        down_readings=own.down_readings,
-        engaged_min_ns=max(nanos(own.engaged_min_s), nanos(1e-9)),
-        idle_timeout_ns=max(nanos(own.idle_timeout_s), nanos(1e-9)),
-        grace_ns=nanos(own.grace_s),
-        blind_local_ns=nanos(own.unknown_limit_s),
-        map_period_ns=nanos(own.map_period_s),
-        call_deadline_ns=nanos(own.call_timeout_s),
-        hedge_min_ns=nanos(own.hedge_s),
-        answers_checked_first=own.answers_checked_first,
-        check_share=own.check_share,
-        tolerance=own.tolerance,
-        quarantine_ns=nanos(own.quarantine_s),
-        no_gain_ns=nanos(own.no_gain_s),
-    )
 
 
 def _hub_numbers(policy: SwarmPolicy, own: Hub) -> SwarmPolicy:

@@ -39,10 +39,13 @@ class Moment:
 
 @dataclass(frozen=True)
 class Replayed:
-    """A log told again, and whether the decisions are those of the process that wrote it."""
+    """A log told again, and whether the decisions are those of the process that wrote it.
+
+    None: that process was killed, and could not say.
+    """
 
     events: int
-    is_identical: bool
+    is_identical: bool | None
     moments: list[Moment]
 
 
@@ -86,13 +89,13 @@ def _replayed(path: Path, core: dict[str, Any], state: Any, registry: Any, telle
     digest = DecisionDigest()
     moments: list[Moment] = []
     with path.open(encoding="utf-8") as lines:
-        for event, now, decisions in replay(state, lines, registry):
+        whole = (line for line in lines if line.endswith("\n"))  # A killed process's last is not.
+        for event, now, decisions in replay(state, whole, registry):
             digest.add(decisions)
             moments += teller.told(event, now, decisions)
-    is_identical = (digest.events, digest.hex) == (
-        core.get("events"),
-        core.get("decisions_sha256"),
-    )
+    is_identical = None
+    if "events" in core:
+        is_identical = (digest.events, digest.hex) == (core["events"], core["decisions_sha256"])
     return Replayed(digest.events, is_identical, moments)
 
 

@@ -23,6 +23,7 @@ from tests.rt.tiny_models import TinyModel, write_tiny_model
 
 TOKEN = "service-token-of-this-world"
 NAME = "tiny"
+UP_S = 120.0  # On a machine that does much else.
 END_S = 20.0
 SETTLE_S = 60.0
 
@@ -145,7 +146,7 @@ class World:
             found = read_status(status)
             return found.get("state") == "ready" and found["pid"] == process.pid
 
-        wait_for(f"{status.stem} is up", is_up)
+        wait_for(f"{status.stem} is up", is_up, UP_S)
         return str(read_status(status)["url"])
 
     def logs(self) -> str:
