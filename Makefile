@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN = $(VENV)/bin
 PIP = $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo check lint test fast fix nightly bench system
+.PHONY: demo check lint test fast notebooks fix nightly bench system
 demo: $(VENV)/.sim ## Set up and simulate the first scenario. No torch.
 	$(BIN)/kvasir-sim scenarios/4stage.yaml
 
@@ -27,6 +27,10 @@ test: $(VENV)/.dev
 
 fast: $(VENV)/.dev ## Pure tests only.
 	$(BIN)/python -m pytest -q tests/core
+
+notebooks: $(VENV)/.dev ## Execute the notebooks anew, from their py:percent form.
+	$(BIN)/jupytext --quiet --to ipynb notebooks/*.py
+	$(BIN)/python -m pytest -q --nbmake --overwrite --nbmake-timeout=300 notebooks
 
 fix: $(VENV)/.dev
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .

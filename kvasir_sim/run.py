@@ -6,7 +6,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from kvasir_scenario.dump import to_yaml
 from kvasir_scenario.load import load_scenario
@@ -33,6 +33,17 @@ class Result:
 
     report: Report
     directory: Path | None
+
+    @classmethod
+    def read(cls, directory: Path | str) -> Self:
+        """A finished run's directory, simulated or real.
+
+        Raises:
+            ScenarioError: It holds no readable report.
+        """
+        from kvasir_scenario.compare import read_run
+
+        return cls(read_run(Path(directory)).report, Path(directory))
 
     @property
     def requests(self) -> "pd.DataFrame":

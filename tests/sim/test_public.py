@@ -2,8 +2,12 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from kvasir_core.errors import ScenarioError
+from kvasir_sim import Result, run
 
 USES = {
     "from": "from kvasir_sim import Result, run",
@@ -27,3 +31,16 @@ def test_the_package_is_light_until_it_is_used() -> None:
         "import sys, kvasir_sim\nassert 'simpy' not in sys.modules and 'numpy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_a_result_can_be_read_back_and_says_what_is_missing(tmp_path: Path) -> None:
+    scenario = Path(__file__).parents[2] / "scenarios" / "three_requests.yaml"
+    result = run(scenario, tmp_path / "run")
+    again = Result.read(tmp_path / "run")
+    assert again.report == result.report
+    for name in ("requests", "micro_batches", "stages"):
+        frame = getattr(again, name)
+        assert len(frame) > 0
+        assert frame.equals(getattr(result, name))
+    with pytest.raises(ScenarioError, match="no report.json"):
+        Result.read(tmp_path)
