@@ -23,6 +23,7 @@ REAL = tests/rt tests/e2e tests/parity
 # once more, by themselves, and must pass then. Everything in virtual time has one try.
 test: $(VENV)/.dev
 	$(PYTEST) -n auto --dist worksteal --ignore=tests/rt --ignore=tests/e2e --ignore=tests/parity
+	$(BIN)/python -m pytest -q -n auto --nbmake --nbmake-timeout=300 notebooks
 	$(PYTEST) $(REAL) || $(PYTEST) $(REAL) --last-failed --last-failed-no-failures none
 
 fast: $(VENV)/.dev ## Pure tests only.

@@ -42,5 +42,5 @@ def test_a_result_can_be_read_back_and_says_what_is_missing(tmp_path: Path) -> N
         frame = getattr(again, name)
         assert len(frame) > 0
         assert frame.equals(getattr(result, name))
-    with pytest.raises(ScenarioError, match="no report.json"):
+    with pytest.raises(ScenarioError, match=r"no report\.json"):
         Result.read(tmp_path)
