@@ -727,3 +727,24 @@ def test_the_first_wakeup_is_at_once() -> None:
     assert hub.next_wakeup() <= SECOND
     hub.handle(TimePassed(), Nanos(5))
     assert hub.next_wakeup() == 5 + SECOND
+
+
+def test_coordinators_that_read_one_bridges_slots_are_shown_as_one_load() -> None:
+    world = HubWorld(layers=(0,), experts=8, busy=3, is_registered=False)
+    world.send(ModelRegistered(M, (0,), 8, 256))
+    for name, slots_of in (
+        ("a/0", "http://a"),
+        ("a/1", "http://a"),
+        ("b/0", "http://b"),
+        ("c", ""),
+    ):
+        world.send(CoordinatorAttached(CoordinatorId(name), M, slots_of))
+    world.run(60)
+    assert (world.model().busy, world.model().slots) == (9, 12)
+    assert world.model().recruiting
+    world.send(CoordinatorGone(CoordinatorId("a/0")))
+    assert (world.model().busy, world.model().slots) == (9, 12)
+    world.send(CoordinatorGone(CoordinatorId("a/1")))
+    assert (world.model().busy, world.model().slots) == (6, 8)
+    with pytest.raises(Refused):
+        world.send(CoordinatorAttached(CoordinatorId("d"), M, "x\n"))
