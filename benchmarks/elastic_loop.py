@@ -132,7 +132,7 @@ def run_once(root: Path, faster: int, say: Any) -> dict[str, Any]:
         "during": sampler.between(gone_ns - int(STEADY_S * 1e9) + 2 * warm_ns, gone_ns),
         "after": sampler.between(again_ns + warm_ns, over_ns),
     }
-    found = figures(moments, zero_ns, gone_ns)
+    found = figures([m for m in moments if zero_ns <= m.at_ns < again_ns], zero_ns, gone_ns)
     found |= {f"tokens_per_s_{when}": part.get("tokens_per_s") for when, part in measured.items()}
     found |= {
         "contraction_s": fade_s,
@@ -159,8 +159,8 @@ def figures(moments: list[Moment], zero_ns: int, gone_ns: int) -> dict[str, Any]
         return None if found is None else (found.at_ns - zero) / 1e9
 
     during = [m for m in moments if m.at_ns < gone_ns]
-    accepts = [m for m in moments if m.kind == "accepts" and gone_ns > m.at_ns >= zero_ns]
-    last_remote = last([m for m in moments if m.kind == "dispatch"], "dispatch")
+    accepts = [m for m in during if m.kind == "accepts"]
+    last_remote = last(moments, "dispatch")
     covered = [m for m in during if m.kind == "covers"]
     return {
         "load_to_saturation_s": (start_ns - zero_ns) / 1e9,
