@@ -3,7 +3,8 @@
 **Rings**: every multiset of the scenario's devices up to a number of stages, cheapest first (by
 price, or by the number of stages without prices). The planner splits the layers and bounds the
 tokens per second; what cannot carry the load by that bound is not simulated. The first that holds
-is the answer. **Workers**: the smallest number of each class, by doubling and halving.
+is the answer. **Workers**: the smallest number of each class, by doubling and halving; where
+doubling twice made requests hardly faster, more will not carry the load either.
 """
 
 import itertools
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 CANDIDATES_MAX = 20_000  # Multisets; 5 devices and 16 stages make 20,349.
 BOUND_SLACK = 1.1  # The planner's bound is of average micro-batches.
 WORKERS_MAX = 4096
+GAIN_MIN = 0.05  # Of the mean time to end, by doubling the workers twice.
 BOUNDED = frozenset({"roofline", "profile"})
 Answer = dict[str, Any]
 
@@ -156,12 +158,15 @@ def cheapest_workers(search: LoadSearch, load: float, prices: Mapping[str, float
 def _fewest(search: LoadSearch, load: float, index: int) -> tuple[int | None, dict[str, bool]]:
     """The smallest number of one class that carries the load, and what was tried."""
     tried: dict[str, bool] = {}
+    means_s: list[float] = []
 
     def holds(count: int) -> bool:
         changes = _workers(search.knob.scenario, index, count)
         outcomes = search.driver.drive(
             [search.fate_at(load, seed, changes) for seed in search.seeds]
         )
+        ends_s = [outcome.row.get("e2e_mean_s") or float("inf") for outcome in outcomes]
+        means_s.append(sum(ends_s) / len(ends_s))
         tried[str(count)] = search.is_carried(outcomes)
         return tried[str(count)]
 
@@ -170,7 +175,8 @@ def _fewest(search: LoadSearch, load: float, index: int) -> tuple[int | None, di
     low, high = 0, 1
     while not holds(high):
         low, high = high, 2 * high
-        if high > WORKERS_MAX:
+        is_vain = len(means_s) > 3 and means_s[-1] > (1 - GAIN_MIN) * means_s[-3]
+        if is_vain or high > WORKERS_MAX:
             return None, tried
     while high - low > 1:
         middle = (low + high) // 2

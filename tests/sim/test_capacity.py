@@ -310,3 +310,36 @@ def test_the_command_prints_a_document_and_says_when_nothing_holds(
     assert stop.value.code == 1
     assert "no load holds" in capsys.readouterr().out
     assert read_limits(["itl_mean=2e-3"]) == (Limit("itl_mean", 0.002),)
+
+
+SWARM = """\
+model: {layers: 4, context: 256, hidden: 512, experts: 16, experts_used: 2, expert_ffn: 512}
+ring: {stages: 2, row_width: 32, micro_batch_width: 8, window: 4, running_max: 16}
+costs: {kind: fixed, pass_s: 0.0, pass_s_per_layer: 0.002, per_token_s: 0.0001}
+workload: {kind: poisson, rate_per_s: 10, duration_s: 12, prompt_tokens: 16, output_tokens: 10}
+experts:
+  overlap: 4
+  local: {per_expert_s: 0.003}
+  hub: null
+  workers:
+    - {name: lan, count: 4, per_expert_s: 0.0005, link: {latency_s: 0.0002}, download_bytes_per_s: 1.0e+9}
+run: {warmup_s: 4}
+"""
+
+
+def test_the_fewest_workers_that_carry_the_load_hold_and_one_less_does_not(tmp_path: Path) -> None:
+    study, driver = study_of(tmp_path, "ttft_p50=2.0", text=SWARM, seeds=1, prices=("lan=0.1",))
+    document = study.cheapest(driver, 15.0, 4)
+    best = document["best"]
+    assert best["worker"] == "lan"
+    assert best["usd_per_h"] == pytest.approx(0.1 * best["count"])
+    assert best["count"] == 2
+    assert best["tried"][str(best["count"])]
+    assert not best["tried"][str(best["count"] - 1)]
+
+
+def test_where_more_workers_bring_nothing_the_search_gives_up(tmp_path: Path) -> None:
+    study, driver = study_of(tmp_path, "ttft_p50=0.001", text=SWARM, seeds=1)
+    document = study.cheapest(driver, 5.0, 4)
+    assert not document["found"]
+    assert driver.runs < 8
