@@ -25,7 +25,7 @@ from kvasir_scenario.plots import (
     thinned,
 )
 from kvasir_scenario.report_schema import Report
-from kvasir_scenario.tables import Floats
+from kvasir_scenario.tables import Floats, Ints
 
 Runs = Sequence[tuple[str, Report]]
 SHAPES = {"": "", "///": "/", "...": "."}  # Hatches of the pictures, as this library names them.
@@ -284,30 +284,40 @@ def _busy_shares(run_dir: Path, stages: int, elapsed_s: float) -> Floats:
     path = run_dir / "stages.parquet"
     columns = ["stage", "start_s", "end_s"]
     edges = np.linspace(0.0, elapsed_s, BINS + 1)
-    before = np.zeros((stages, BINS + 1))  # Busy time before each edge.
+    started, ended = _Moments(stages, edges), _Moments(stages, edges)
     try:
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(columns=columns):
                 stage, start, end = (batch.column(name).to_numpy(False) for name in columns)
-                for index in range(stages):
-                    own = (stage == index) & np.isfinite(start)
-                    stop = np.where(np.isfinite(end[own]), end[own], elapsed_s)
-                    before[index] += _busy_before(edges, start[own], stop)
+                is_shown = (stage < stages) & np.isfinite(start)
+                stage, start, end = stage[is_shown], start[is_shown], end[is_shown]
+                started.add(stage, start)
+                ended.add(stage, np.where(np.isfinite(end), end, elapsed_s))
     except (OSError, pa.ArrowException) as error:
         raise ScenarioError(f"{path}: cannot be read as a table of a run: {error}") from error
-    return np.asarray(np.clip(np.diff(before, axis=1) / (elapsed_s / BINS), 0.0, 1.0))
+    busy = np.diff(ended.before() - started.before(), axis=1)
+    return np.asarray(np.clip(busy / (elapsed_s / BINS), 0.0, 1.0))
 
 
-def _busy_before(edges: Floats, start: Floats, stop: Floats) -> Floats:
-    """Time of the intervals before each edge: the sum of min(stop, edge) - min(start, edge)."""
+class _Moments:
+    """Moments per stage, counted by bin: the sum of min(moment, edge), for each edge."""
 
-    def summed(times: Floats) -> Floats:
-        ordered = np.sort(times)
-        sums = np.concatenate([[0.0], np.cumsum(ordered)])
-        below = np.searchsorted(ordered, edges)
-        return np.asarray(sums[below] + (times.size - below) * edges)
+    def __init__(self, stages: int, edges: Floats) -> None:
+        self._edges = edges
+        self._shape = (stages, edges.size + 1)
+        self._counts = np.zeros(self._shape)
+        self._sums = np.zeros(self._shape)
 
-    return summed(stop) - summed(start)
+    def add(self, stage: Ints, moments: Floats) -> None:
+        keys = stage.astype(np.int64) * self._shape[1] + np.searchsorted(self._edges, moments)
+        size = self._counts.size
+        self._counts += np.bincount(keys, minlength=size).reshape(self._shape)
+        self._sums += np.bincount(keys, moments, minlength=size).reshape(self._shape)
+
+    def before(self) -> Floats:
+        later = self._counts.sum(axis=1, keepdims=True) - np.cumsum(self._counts, axis=1)
+        sums = np.cumsum(self._sums, axis=1)[:, :-1] + later[:, :-1] * self._edges
+        return np.asarray(sums)
 
 
 def line(

@@ -35,6 +35,7 @@ LIGHT = {SKY, ORANGE, YELLOW, PURPLE, GREY}  # Dark letters are read on these.
 LAPS_SHOWN = 24  # Micro-batches side by side that still can be told apart.
 SLICES_MAX = 6  # More spans in one micro-batch: its decodes are drawn as one.
 STAGES_SHOWN = 12
+NEAR = 32  # Ids of one recorded block: at its ends some returned before or after it.
 LANE = 0.84  # Of the height between two stages.
 MERGED = -1  # Request id of a slice that stands for many decodes.
 
@@ -124,8 +125,8 @@ def choose_window(
     only because what it held was not recorded.
     """
     blocks: list[list[int]] = []
-    for batch in members:
-        if blocks and batch == blocks[-1][-1] + 1:
+    for batch in sorted(members):  # Where stages overlap, they returned in another order.
+        if blocks and batch - blocks[-1][-1] <= NEAR:
             blocks[-1].append(batch)
         else:
             blocks.append([batch])

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
+from kvasir_scenario.dump import to_yaml
+from kvasir_scenario.load import load_text
 from kvasir_sim import run
 from tests.e2e.browser import (
     WIDTHS,
@@ -17,6 +19,7 @@ from tests.e2e.browser import (
     overlaps,
     tab,
 )
+from tests.sim.swarm.swarms import scenario_of
 
 pytestmark = needs_chromium
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
@@ -40,6 +43,16 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def swarm_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small swarm beside a ring, and the ring alone."""
+    out = tmp_path_factory.mktemp("runs") / "swarm"
+    text = to_yaml(scenario_of())
+    alone = "what_if: {alone: {experts.workers: []}}"
+    run(load_text(text.replace("what_if: {}", alone)), out, plots=True, processes=0)
+    return out
+
+
+@pytest.fixture(scope="module")
 def running() -> Iterator[Browser]:
     with chromium() as browser:
         yield browser
@@ -55,14 +68,17 @@ def opened(page: Page, path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("kind", ["run", "swarm"])
 def test_the_page_fits_and_nothing_overlaps_and_nothing_is_fetched(
-    running: Browser, run_dir: Path, width: int
+    running: Browser, request: pytest.FixtureRequest, kind: str, width: int
 ) -> None:
+    path: Path = request.getfixturevalue(f"{kind}_dir") / "report.html"
     problems: list[str] = []
     with tab(running, width, problems) as page:
-        asked = opened(page, run_dir / "report.html")
-        keep_screenshot(page, f"report_page_{width}", 4200)
-        assert asked == [(run_dir / "report.html").as_uri()]
+        asked = opened(page, path)
+        keep_screenshot(page, f"report_{'page' if kind == 'run' else kind}_{width}", 4200)
+        assert asked == [path.as_uri()]
+        assert page.locator("#elastic .plot .main-svg").count() == (3 if kind == "swarm" else 0)
         assert problems == []
         assert fits(page)
         assert overlaps(page, BLOCKS) == []

@@ -134,3 +134,11 @@ def test_thinning_keeps_peaks_and_order() -> None:
     assert (np.diff(times) > 0).all()
     assert set(levels[levels > 0]) == {5, 9}
     assert thinned(at[:10], values[:10])[0].size == 10
+
+
+def test_micro_batches_that_returned_out_of_order_are_one_block_still() -> None:
+    one = (Slice(0, is_decode=True, rows=1),)
+    ids = [*range(1, 200, 2), *range(0, 200, 2), 5000, 5001]
+    block, shown = plot_ring.choose_window(dict.fromkeys(ids, one), 4)
+    assert block == list(range(200))
+    assert len(shown) == plot_ring.LAPS_SHOWN
