@@ -182,7 +182,7 @@ class WorkerClass(Section):
     sessions: Sessions | None = None
     """null: stays for ever."""
     keeps_slices: bool = True
-    """Finds its last slice on disk when it returns."""
+    """Finds on disk what it served before; else it downloads anew whatever it gave up."""
     honesty: Literal[
         "honest",
         "nan",

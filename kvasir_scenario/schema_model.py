@@ -41,7 +41,7 @@ class Model(Section):
     preset: Annotated[str, Field(json_schema_extra={"enum": [*MODEL_PRESETS]})] | None = None
     """Name of a known model, for example llama-3-8b."""
     path: PathText | None = None
-    """A GGUF file; `kvasir-rt` serves it."""
+    """A GGUF file: `kvasir-rt` serves it, `kvasir-sim` reads its shape."""
     layers: Layers
     """Transformer layers."""
     context: Width = 4096

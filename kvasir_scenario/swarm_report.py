@@ -76,6 +76,7 @@ class SwarmPart(Part):
     download_bytes: int
     warm_loads: int
     """Slices that came from the worker's own disk."""
+    warm_loads_per_hour: float | None
     wasted_downloads: int
     """Downloaded, and given up before any checked or accepted pair was served."""
     wasted_downloads_per_hour: float | None

@@ -26,7 +26,7 @@ def labels(runs: Runs) -> list[str]:
     if len({policy for policy in policies if policy is not None}) < 2:
         return [name for name, _ in runs]
     return [
-        name if policy is None else f"{name} ({policy})"
+        name if policy is None else f"{name} ({policy.replace(' rejoin', '')})"
         for (name, _), policy in zip(runs, policies, strict=True)
     ]
 
@@ -55,6 +55,7 @@ def columns(runs: Runs) -> list[Column]:
         ("targets\n/h", "target changes/h", lambda swarm: swarm.target_changes_per_hour, _number),
         ("flips\n/h", "flips/h", lambda swarm: swarm.flips_per_hour, _number),
         ("loads\n/h", "downloads/h", lambda swarm: swarm.downloads_per_hour, _number),
+        ("from\ndisk/h", "from disk/h", lambda swarm: swarm.warm_loads_per_hour, _number),
         ("wasted\n/h", "wasted/h", lambda swarm: swarm.wasted_downloads_per_hour, _number),
         (
             "above\ntarget",
@@ -111,7 +112,7 @@ def _rate(swarm: SwarmPart) -> float | None:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.4g}"
+    return f"{value:,.4g}" if value >= 1000 else f"{value:.3g}"
 
 
 def _percent(value: float) -> str:

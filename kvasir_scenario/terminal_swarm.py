@@ -93,11 +93,11 @@ def swarm_variant_table(runs: list[tuple[str, Report]]) -> Table:
     """Policies and pools side by side: what each gives and costs."""
     table = Table(
         title="What if: the swarm", box=SIMPLE_HEAD, title_justify="left", pad_edge=False,
-        collapse_padding=True, caption_justify="left",
+        padding=0, caption_justify="left",
         caption=escape(what_pays(runs) or "") or None,
     )  # fmt: skip
     figures = columns(runs)
-    table.add_column("", overflow="fold", min_width=10)
+    table.add_column("", overflow="fold", min_width=12)
     for figure in figures:
         table.add_column(figure.short, justify="right", no_wrap=True)
     for index, label in enumerate(labels(runs)):

@@ -46,6 +46,7 @@ def swarm_part(
         flips_per_hour=hourly(flips),
         engaged_s=shell.engaged_s,
         downloads_per_hour=hourly(tally.downloads),
+        warm_loads_per_hour=hourly(tally.warm_loads),
         wasted_downloads_per_hour=hourly(tally.wasted_downloads),
         **_counted(swarm),
         share_remote_pairs=served.remote_pairs / served.pairs if served.pairs else None,

@@ -285,6 +285,8 @@ class Worker:
 
     def _drop(self, slice_: Slice) -> None:
         holding = self.slices.pop(slice_)
+        if not self.kind.keeps_slices:
+            self.disk.pop(slice_, None)
         self.exits += not self.slices
         self._tally.stops += 1
         if holding.is_download and not holding.served:

@@ -64,11 +64,13 @@ def check_flapping(part: SwarmPart) -> None:
 def test_flapping_load_moves_the_market_little_and_the_naive_rule_much() -> None:
     part = flapping(["run.horizon_s=21600"], seed=1)
     check_flapping(part)
-    rules = ["experts.hub.policy=naive", "experts.coordinator.policy=naive"]
+    rules = [
+        "experts.hub.policy=naive", "experts.coordinator.policy=naive",
+        "experts.workers.0.keeps_slices=false",
+    ]  # fmt: skip
     naive = flapping(["run.horizon_s=3600", *rules], seed=1)
     assert naive.downloads_per_hour is not None
-    assert part.downloads_per_hour is not None
-    assert naive.downloads_per_hour > 5 * part.downloads_per_hour
+    assert naive.downloads_per_hour > 60
     assert naive.recruits_above_target > 10
     assert naive.wasted_downloads > 0
 
