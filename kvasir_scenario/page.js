@@ -86,7 +86,9 @@
 
   function draw(box) {
     const drawing = drawings[box.dataset.drawing];
+    // By itself the library offers to upload the plot to its maker: not from this page.
     const config = { responsive: true, displaylogo: false, scrollZoom: false,
+      showSendToCloud: false, showEditInChartStudio: false, plotlyServerURL: "",
       modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"], displayModeBar: isTouched && drawing.layout.dragmode ? true : "hover" };
     drawn.push(box);
     return Plotly.newPlot(box, drawing.data, layoutOf(drawing, box), config);

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.e2e.serving import wait_for
 
@@ -16,6 +16,7 @@ needs_chromium = pytest.mark.skipif(
     CHROMIUM is None, reason="no chromium here: install Debian's package `chromium`"
 )
 LOAD_MS = 90_000  # On a crowded machine; nothing waits so long unless it fails.
+expect.set_options(timeout=30_000)
 WIDTHS = (400, 1600)
 SCREENSHOTS = os.environ.get("KVASIR_SCREENSHOTS")
 """Where tests leave their screenshots, e.g. docs/img; by default nowhere."""

@@ -84,6 +84,9 @@ def test_the_page_fits_and_nothing_overlaps_and_nothing_is_fetched(
         assert overlaps(page, BLOCKS) == []
         assert overlaps(page, LETTERS) == []
         assert page.locator(".plot .main-svg").count() > 6
+        offered = page.locator(".modebar-btn").evaluate_all("all => all.map(b => b.dataset.title)")
+        assert "Zoom in" in offered
+        assert not [title for title in offered if "hare" in title or "dit" in title]
 
 
 def test_the_page_can_be_used(running: Browser, run_dir: Path) -> None:
