@@ -13,7 +13,7 @@ from kvasir_scenario.tables import TableWriter
 from kvasir_sim.swarm.network import after
 from kvasir_sim.swarm.swarm import Swarm
 
-ROWS = 1000  # About so many for a run with a horizon.
+ROWS = 600  # About so many for a run with a horizon.
 PERIOD_S = (1.0, 30.0)
 PERIOD_UNKNOWN_S = 5.0
 WORST = (
