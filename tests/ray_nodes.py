@@ -24,8 +24,8 @@ cluster.shutdown()
 
 
 @contextmanager
-def two_nodes() -> Iterator[str]:
-    """Yields where the cluster listens; it ends with the block."""
+def two_nodes() -> Iterator[tuple[str, int]]:
+    """Yields where the cluster listens, and the process above all of it; it ends with the block."""
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-c", CLUSTER],
@@ -38,7 +38,7 @@ def two_nodes() -> Iterator[str]:
         assert select.select([process.stdout], [], [], START_S)[0], "the cluster starts"
         words = process.stdout.readline().split()
         assert words[:1] == ["address"], words
-        yield words[1]
+        yield words[1], process.pid
     finally:
         process.stdin.close()
         try:

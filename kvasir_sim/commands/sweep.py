@@ -6,7 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +123,8 @@ def _work(
         if cluster is not None:
             from kvasir_sim.sweep.cluster import RayPool
 
+            # Ray tells of what dies on standard output, which with --json is the summary's alone.
+            stack.enter_context(redirect_stdout(sys.stderr))
             ray_pool = stack.enter_context(RayPool(sweep.source, cluster, jobs))
             run.work(ray_pool, stack.enter_context(_progress(run, is_shown=not is_quiet)))
             return ray_pool.jobs

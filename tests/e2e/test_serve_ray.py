@@ -28,7 +28,7 @@ def test_stages_placed_by_ray_serve_survive_a_death_and_leave_with_the_ring(tmp_
     with serving(tmp_path / "here", model) as server:
         alone = text_of(server)
     with (
-        two_nodes() as address,
+        two_nodes() as (address, _),
         serving(tmp_path / "ray", model, "--launcher", "ray", "--cluster", address) as server,
     ):
         assert text_of(server) == alone

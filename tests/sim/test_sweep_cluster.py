@@ -2,36 +2,67 @@
 
 import importlib.util
 import json
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.ray_nodes import two_nodes
-from tests.sim.sweeps import refusal, run_command, small
+from tests.sim.sweeps import command, refusal, run_command, small
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="Ray is not installed (extra `cluster`)"
 )
+WAIT_S = 150.0
 GRID = ("--grid", "ring.window=1:8:1", "--seeds", "2", "--json")
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with two_nodes() as address:
-        yield address
+def nodes() -> Iterator[tuple[str, int]]:
+    with two_nodes() as nodes:
+        yield nodes
 
 
-def test_a_cluster_of_two_nodes_makes_the_same_bytes_as_this_machine(
-    address: str, tmp_path: Path
+def actors_below(pid: int) -> list[psutil.Process]:
+    """Processes of the cluster in which a point is being evaluated."""
+    found = []
+    for process in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.Error):
+            if "RemoteEvaluator.evaluate" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+def test_a_cluster_of_two_nodes_makes_the_same_bytes_as_this_machine_though_an_actor_dies(
+    nodes: tuple[str, int], tmp_path: Path
 ) -> None:
-    scenario = small(tmp_path, **{"requests: 12": "requests: 150"})
-    there = run_command(
-        ("sweep", scenario, *GRID, "--out", "there.parquet", "--cluster", address), tmp_path
+    address, pid = nodes
+    scenario = small(tmp_path, **{"requests: 12": "requests: 800"})
+    words = ("sweep", scenario, *GRID, "--out", "there.parquet", "--cluster", address)
+    there = subprocess.Popen(
+        command(*words), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert there.returncode == 0, there.stderr
-    assert json.loads(there.stdout)["processes"] == 2
+    try:
+        end = time.monotonic() + WAIT_S
+        while not (working := actors_below(pid)):
+            assert there.poll() is None, "the sweep ended before an actor could be killed"
+            assert time.monotonic() < end, f"no point was evaluated within {WAIT_S:.0f} s"
+            time.sleep(0.005)
+        working[0].kill()
+        said, errors = there.communicate(timeout=WAIT_S)
+    finally:
+        there.kill()
+        there.wait()
+    assert there.returncode == 0, errors
+    assert said.startswith("{"), said
+    summary = json.loads(said)
+    assert (summary["processes"], summary["failed"]) == (2, 0)
+    assert not psutil.pid_exists(working[0].pid) or not working[0].is_running()
     here = run_command(("sweep", scenario, *GRID, "--out", "here.parquet"), tmp_path)
     assert here.returncode == 0, here.stderr
     assert (tmp_path / "there.parquet").read_bytes() == (tmp_path / "here.parquet").read_bytes()
