@@ -96,7 +96,7 @@ class RayStages:
 
     def _watch(self) -> None:
         """An actor that ends before the ring does has a successor, as a stage process has."""
-        while not self._is_over.wait(WATCH_S):
+        while self._actors and not self._is_over.wait(WATCH_S):
             done, _ = self._ray.wait(list(self._actors), timeout=0)
             for answer in done:
                 actor = self._actors.pop(answer)
