@@ -40,10 +40,10 @@ BLUE, ORANGE, GREEN, RED, SKY, GREY = (
 )
 plt.rcParams.update(
     {
-        "figure.figsize": (9, 3.4),
+        "figure.figsize": (6.4, 3.2),
         "axes.spines.top": False,
         "axes.spines.right": False,
-        "figure.dpi": 90,
+        "figure.dpi": 110,
     }
 )
 print(SCENARIO.read_text())
@@ -91,9 +91,9 @@ table = pd.DataFrame([figures(users) for users in (1, 2, 4, 8, 16, 32, 64, 96)])
 table.round(3)
 
 # %%
-fig, (left, right) = plt.subplots(1, 2, layout="constrained")
-left.plot(table.users, table.busy_share, color=BLUE, marker="o", label="busy share of the stages")
-left.plot(
+fig, (upper, lower) = plt.subplots(2, 1, figsize=(6.4, 5.6), layout="constrained")
+upper.plot(table.users, table.busy_share, color=BLUE, marker="o", label="busy share of the stages")
+upper.plot(
     table.users,
     table.nothing_waiting_share,
     color=ORANGE,
@@ -101,11 +101,11 @@ left.plot(
     linestyle="--",
     label="micro-batches that left nobody behind",
 )
-left.set(xscale="log", xlabel="users", ylim=(0, 1.05), title="what the stages do")
-left.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-left.legend(frameon=False)
-right.plot(table.users, table.output_tokens_per_s, color=GREEN, marker="o")
-right.set(
+upper.set(xscale="log", xlabel="users", ylim=(0, 1.05), title="what the stages do")
+upper.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+upper.legend(frameon=False)
+lower.plot(table.users, table.output_tokens_per_s, color=GREEN, marker="o")
+lower.set(
     xscale="log", xlabel="users", ylabel="output tokens/s", ylim=(0, None), title="what comes of it"
 )
 plt.show()
@@ -131,7 +131,7 @@ shares = batches.groupby("run").binding_limit.value_counts(normalize=True).unsta
 shares.round(3)
 
 # %%
-fig, axes = plt.subplots(1, 2, sharey=True, layout="constrained")
+fig, axes = plt.subplots(2, 1, figsize=(6.4, 5.6), sharex=True, layout="constrained")
 for axis, (name, colour) in zip(axes, (("1 user", SKY), ("96 users", BLUE)), strict=True):
     rows = batches.loc[batches.run == name, "rows"]
     axis.hist(rows, bins=range(0, 262, 6), weights=[1 / len(rows)] * len(rows), color=colour)

@@ -33,10 +33,10 @@ OUT = Path(tempfile.mkdtemp())
 COLOURS = ("#56b4e9", "#e69f00", "#009e73", "#f0e442", "#cc79a7", "#0072b2", "#d55e00")
 plt.rcParams.update(
     {
-        "figure.figsize": (9, 3.2),
+        "figure.figsize": (6.4, 3.2),
         "axes.spines.top": False,
         "axes.spines.right": False,
-        "figure.dpi": 90,
+        "figure.dpi": 110,
     }
 )
 COMMON = ["what_if={}", "workload.requests=150"]
@@ -75,7 +75,7 @@ def draw(axis: plt.Axes, name: str) -> None:
     )
 
 
-fig, axes = plt.subplots(2, 1, figsize=(9, 5), layout="constrained")
+fig, axes = plt.subplots(2, 1, figsize=(6.4, 5), layout="constrained")
 for axis, name in zip(axes, runs, strict=True):
     draw(axis, name)
 axes[-1].set_xlabel("time, s (white: nothing in hand)")
@@ -102,26 +102,28 @@ pd.DataFrame(
 )
 
 # %%
-fig, (left, right) = plt.subplots(1, 2, layout="constrained")
+fig, (upper, lower) = plt.subplots(2, 1, figsize=(6.4, 5.6), layout="constrained")
 for (name, run_), colour, style in zip(
     runs.items(), ("#0072b2", "#d55e00"), ("-", "--"), strict=True
 ):
     requests = run_.requests.sort_values("arrival_s")
-    left.plot(requests.arrival_s, requests.ttft_s, color=colour, linestyle=style, label=name)
+    upper.plot(requests.arrival_s, requests.ttft_s, color=colour, linestyle=style, label=name)
     ordered = requests.tpot_s.dropna().sort_values().reset_index(drop=True)
-    right.plot(
+    lower.plot(
         1000 * ordered,
         (ordered.index + 1) / len(ordered),
         color=colour,
         linestyle=style,
         label=name,
     )
-left.set(xlabel="arrival, s", ylabel="time to first token, s", title="who comes later waits longer")
-right.set(
+upper.set(
+    xlabel="arrival, s", ylabel="time to first token, s", title="who comes later waits longer"
+)
+lower.set(
     xlabel="time per token, ms", ylabel="share of requests", title="and each token takes longer"
 )
-left.legend(frameon=False)
-right.legend(frameon=False)
+upper.legend(frameon=False)
+lower.legend(frameon=False)
 plt.show()
 
 # %% [markdown]

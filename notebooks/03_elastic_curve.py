@@ -38,7 +38,7 @@ BLUE, ORANGE, GREEN, RED, SKY, GREY, PALE = (
     "#999999",
     "#eeeeee",
 )
-plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "figure.dpi": 90})
+plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "figure.dpi": 110})
 EVENING = [  # The shipped scenario's evening, shortened.
     "what_if={}",
     "workload.duration_s=460",
@@ -57,7 +57,7 @@ alone = run(SCENARIO, OUT / "alone", overrides=[*EVENING, "experts.workers=[]"])
 
 # %%
 swarm = helped.swarm
-fig, axes = plt.subplots(4, 1, figsize=(9, 9), sharex=True, layout="constrained")
+fig, axes = plt.subplots(4, 1, figsize=(6.4, 9), sharex=True, layout="constrained")
 load, market, workers, tokens = axes
 load.step(swarm.at_s, swarm.running, color=BLUE, label="running")
 load.step(swarm.at_s, swarm.waiting, color=ORANGE, linestyle="--", label="waiting")
@@ -127,7 +127,7 @@ pd.Series(
 ).to_frame("").round(3)
 
 # %%
-fig, axis = plt.subplots(figsize=(9, 3.2), layout="constrained")
+fig, axis = plt.subplots(figsize=(6.4, 3.2), layout="constrained")
 for result, name, colour, style in (
     (helped, "with workers", BLUE, "-"),
     (alone, "alone", ORANGE, "--"),

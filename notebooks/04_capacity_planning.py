@@ -34,10 +34,10 @@ SCENARIO = Path("../scenarios/starved.yaml")
 BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#999999"
 plt.rcParams.update(
     {
-        "figure.figsize": (9, 3.4),
+        "figure.figsize": (6.4, 3.2),
         "axes.spines.top": False,
         "axes.spines.right": False,
-        "figure.dpi": 90,
+        "figure.dpi": 110,
     }
 )
 TTFT_S, TPOT_S = 1.0, 0.08
@@ -70,10 +70,10 @@ curve = pd.DataFrame([at(rate) for rate in (4, 8, 12, 16, 20, 24, 28, 32, 40)])
 curve.round(3)
 
 # %%
-fig, (left, right) = plt.subplots(1, 2, layout="constrained")
+fig, (upper, lower) = plt.subplots(2, 1, figsize=(6.4, 5.6), layout="constrained")
 for axis, column, limit, name in (
-    (left, "ttft_p99_s", TTFT_S, "TTFT p99, s"),
-    (right, "tpot_p90_s", TPOT_S, "TPOT p90, s"),
+    (upper, "ttft_p99_s", TTFT_S, "TTFT p99, s"),
+    (lower, "tpot_p90_s", TPOT_S, "TPOT p90, s"),
 ):
     axis.plot(curve.rate_per_s, curve[column], color=GREY, linewidth=1)
     held, broken = curve[curve.is_carried], curve[~curve.is_carried]

@@ -35,10 +35,10 @@ SCENARIOS = Path("../benchmarks/fidelity")
 BLUE, ORANGE, GREEN, RED, SKY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9"
 plt.rcParams.update(
     {
-        "figure.figsize": (9, 3.4),
+        "figure.figsize": (6.4, 3.2),
         "axes.spines.top": False,
         "axes.spines.right": False,
-        "figure.dpi": 90,
+        "figure.dpi": 110,
     }
 )
 real = {name: Result.read(SAVED / name) for name in ("many", "few", "drained")}
@@ -76,7 +76,7 @@ lines = {
     stage: np.polynomial.Polynomial.fit(part.rows, part.hold_s, 1).convert().coef
     for stage, part in measured.groupby("stage")
 }
-fig, axes = plt.subplots(1, 2, sharey=True, layout="constrained")
+fig, axes = plt.subplots(2, 1, figsize=(6.4, 5.6), sharex=True, layout="constrained")
 for axis, (stage, (pass_s, per_row_s)) in zip(axes, lines.items(), strict=True):
     part = measured[measured.stage == stage]
     rows = np.array([0, part.rows.max()])
@@ -87,9 +87,8 @@ for axis, (stage, (pass_s, per_row_s)) in zip(axes, lines.items(), strict=True):
         color=RED,
         label=f"{1000 * pass_s:.1f} ms + {1000 * per_row_s:.2f} ms a row",
     )
-    axis.set(xlabel="rows", title=f"stage {stage}", ylim=(0, None))
+    axis.set(xlabel="rows", ylabel="hold, ms", title=f"stage {stage}", ylim=(0, 175))
     axis.legend(frameon=False, loc="upper left")
-axes[0].set_ylabel("hold, ms")
 plt.show()
 
 # %% [markdown]
