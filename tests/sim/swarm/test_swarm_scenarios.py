@@ -12,6 +12,10 @@ from kvasir_sim.run import run
 from kvasir_sim.simulate import simulate
 from tests.sim.shipped import shipped
 
+pytestmark = pytest.mark.timeout(
+    1200
+)  # A minute of computing each, on a machine that may be crowded.
+
 CERTAIN = 1e-4  # Chance that an honest policy fails a statistical bound.
 
 
