@@ -93,7 +93,7 @@
     card.append(
       make("p", number(found.rows) + " rows in " + number(found.micro_batches) + " micro-batches", "work"),
       make("p", (found.device || "none") + " on " + (found.host || "-") + memory),
-      make("p", found.restarts ? found.restarts + " times replaced" : "never replaced")
+      make("p", found.restarts ? "replaced " + (found.restarts === 1 ? "once" : found.restarts + " times") : "never replaced")
     );
     return card;
   }
