@@ -26,6 +26,7 @@ from kvasir_scenario.run_dir import PAGE, write_whole
 from kvasir_scenario.terminal_swarm import swarm_lines
 from kvasir_scenario.wording import duration, rate
 
+BASELINE = "baseline"
 VERDICT_COLOURS = {
     VerdictKind.IDLE: GREY,
     VerdictKind.STARVED: BLUE,
@@ -44,7 +45,9 @@ def write_page(run_dir: Path, report: Report) -> Path:
     Raises:
         ScenarioError: A table is missing, or the plotting library is.
     """
-    runs = [("baseline", report), *((each.name, each.report) for each in report.variants)]
+    variants = [(each.name, each.report) for each in report.variants]
+    is_taken = BASELINE in dict(variants)  # Two bars of one name would lie over each other.
+    runs = [(f"({BASELINE})" if is_taken else BASELINE, report), *variants]
     parts: list[Drawing | PageTable | None] = [
         tables.variants(runs) if len(runs) > 1 else None,
         figures.variants(runs) if len(runs) > 1 else None,

@@ -152,6 +152,13 @@ def test_names_from_a_scenario_are_escaped_wherever_they_stand(tmp_path: Path) -
     assert "&lt;b onclick" in drawings(path)["limits"]["data"][0]["y"][1]
 
 
+def test_a_variant_that_is_called_baseline_is_told_from_the_baseline(tmp_path: Path) -> None:
+    report = a_run(tmp_path)
+    report = report.model_copy(update={"variants": [Variant(name="baseline", report=report)]})
+    path = write_page(tmp_path, report)
+    assert drawings(path)["variants"]["data"][0]["y"] == ["(baseline)", "baseline"]
+
+
 def test_a_missing_table_is_named(tmp_path: Path) -> None:
     report = a_run(tmp_path)
     (tmp_path / "samples.parquet").unlink()
