@@ -45,9 +45,7 @@ class QueueClock:
         del cut_ns, stamps
         self._composed(micro_batch, composed_ns)
 
-    def spent(
-        self, stage: int, state: str, start_ns: int, stop_ns: int, composed_ns: int
-    ) -> None:
+    def spent(self, stage: int, state: str, start_ns: int, stop_ns: int, composed_ns: int) -> None:
         """The engine's meter has it."""
 
     def finished(self, request: RequestId, at_ns: int, reason: FinishReason) -> None:
