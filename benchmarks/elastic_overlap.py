@@ -6,7 +6,8 @@ that holds one.
 All experts of a tiny qwen3moe are with three workers whose every answer waits 20 ms. The same
 requests are served with `--experts-overlap 1` and `8`; micro-batches are two requests wide, so that
 a blocking stage has more to do than it can hold. Rates are of runs that alternate; outputs must be
-equal. The last line with `--json`: `{overlap_1, overlap_8, ratio}`, medians of tokens a second.
+equal. Both have a window of 16, so that micro-batches are equally wide. The last line with `--json`:
+`{overlap_1, overlap_8, ratio}`, medians of tokens a second.
 """
 
 import argparse
@@ -37,7 +38,14 @@ def rate_with(overlap: int, delay_ms: float) -> tuple[float, dict[str, set[str]]
         base=1,
         boost=0,
         overlap=overlap,
-        serve=("--micro-batch-width", str(WIDTH), "--running-max", str(CLIENTS)),
+        serve=(
+            "--micro-batch-width",
+            str(WIDTH),
+            "--running-max",
+            str(CLIENTS),
+            "--window",
+            str(CLIENTS // WIDTH),
+        ),
     )
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
