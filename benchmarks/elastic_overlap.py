@@ -6,7 +6,7 @@ that holds one.
 All experts of a tiny qwen3moe are with three workers whose every answer waits 20 ms. The same
 requests are served with `--experts-overlap 1` and `8`; micro-batches are two requests wide, so that
 a blocking stage has more to do than it can hold. Rates are of runs that alternate; outputs must be
-equal. Both have a window of 16, so that micro-batches are equally wide. The last line with `--json`:
+equal. Both have a window of 16, so that micro-batches are equally wide. Last line with `--json`:
 `{overlap_1, overlap_8, ratio}`, medians of tokens a second.
 """
 
