@@ -12,6 +12,7 @@ Time is told from departure to departure (`overlap_laps.Stretch`): *busy* while 
 is done and waits for the next stage, *starved* while there is nothing in hand.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -250,6 +251,8 @@ class OverlapDesk:
                 visit.body = visit.run.finish()
             else:
                 visit.parked.on_news(self._handover.nudge)
+        if self._handover.slowdown > 1:
+            time.sleep((self._handover.slowdown - 1) * (self._clock() - since) / 1e9)
         visit.ended = visit.parked_from = self._clock()
         visit.computed_ns += visit.ended - since
         self._hold(visit)

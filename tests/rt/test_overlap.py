@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -54,10 +55,12 @@ class Experts:
 
 
 class ScriptedRun:
-    def __init__(self, calls: list[Experts]) -> None:
+    def __init__(self, calls: list[Experts], delay_s: float) -> None:
         self._calls = list(calls)
+        self._delay_s = delay_s
 
     def advance(self) -> Experts | None:
+        time.sleep(self._delay_s)
         return self._calls.pop(0) if self._calls else None
 
     def finish(self) -> bytes:
@@ -77,6 +80,7 @@ class Stage:
         self.stretches: list[Stretch] = []
         self.ends: list[int] = []  # When each left.
         self.blocked_ns = 0
+        self.delay_s = 0.0  # Of computing.
         self.item: Reset | Quit | None = None
         self._desk = OverlapDesk(self.handover, self, is_tail=False)
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -84,7 +88,7 @@ class Stage:
     def begin(self, lap: wire.Lap, body: memoryview | None) -> ScriptedRun:
         del body
         self.begun.append(lap.micro_batch.id)
-        return ScriptedRun(self.calls.get(lap.micro_batch.id, []))
+        return ScriptedRun(self.calls.get(lap.micro_batch.id, []), self.delay_s)
 
     def release(self, requests: Iterable[RequestId]) -> None:
         self.released += requests
@@ -242,6 +246,15 @@ def test_what_falls_to_the_stage_is_computed_before_the_rest_is_there() -> None:
         assert it.take_sent() == []
         experts.end()
         it.wait_sent(0)
+
+
+def test_a_slowed_stage_holds_what_it_computes_longer() -> None:
+    with stage(1) as it:
+        it.handover.slowdown = 3.0
+        it.delay_s = 0.02
+        it.work(0, [1])
+        it.wait_sent(0)
+        assert it.stretches[0].computed_ns >= 3 * 0.02 * 1e9
 
 
 def test_a_new_epoch_drops_what_is_in_hand() -> None:
