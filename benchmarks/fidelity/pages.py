@@ -1,7 +1,9 @@
 """Writes docs/fidelity.md and its picture from what the suite has measured."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from kvasir_scenario.compare import LATENCIES, read_run
@@ -12,6 +14,18 @@ if TYPE_CHECKING:
 
 COLUMNS = 3
 CAUSES = "causes.md"  # Written by hand beside the scenarios; why what missed its bar did.
+
+WORKERS = "workers.json"
+WORKERS_INTRO = """
+## With real expert workers
+
+`python benchmarks/fidelity/workers.py --out runs/fidelity/workers.json`: what a run with near workers
+measures foretells runs whose workers answer 20 ms late, for stages that hold one micro-batch at a
+time and eight.
+
+| scenario | predicted, tokens/s | measured, tokens/s | error |
+|---|---|---|---|
+"""
 
 INTRO = """# How far the simulator's word can be trusted
 
@@ -49,12 +63,23 @@ def write_pages(rows: Sequence["Row"], whole: dict[str, Any], runs: Path, docs: 
     text += "\n"
     for row in rows:
         text += f"- `{row.name}`: {row.question}\n"
+    if (workers := runs / WORKERS).exists():
+        text += _workers(json.loads(workers.read_text()))
     causes = Path(__file__).with_name(CAUSES)
     if causes.exists():
         text += "\n" + causes.read_text()
     text += "\n![Every request, predicted against measured](img/fidelity.png)\n"
     (docs / "fidelity.md").write_text(text)
     draw([runs / row.name for row in rows], docs / "img" / "fidelity.png")
+
+
+def _workers(rows: dict[str, dict[str, Any]]) -> str:
+    text = WORKERS_INTRO
+    for name, row in rows.items():
+        measured = row["measured_tokens_per_s"]
+        seen = f"{median(measured):.1f} ({min(measured):.1f} to {max(measured):.1f})"
+        text += f"| {name} | {row['predicted_tokens_per_s']:.1f} | {seen} | {row['error']:+.1%} |\n"
+    return text
 
 
 def _line(row: "Row") -> str:
