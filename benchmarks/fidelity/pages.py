@@ -19,9 +19,9 @@ WORKERS = "workers.json"
 WORKERS_INTRO = """
 ## With real expert workers
 
-`python benchmarks/fidelity/workers.py --out runs/fidelity/workers.json`: what a run with near workers
-measures foretells runs whose workers answer 20 ms late, for stages that hold one micro-batch at a
-time and eight.
+`python benchmarks/fidelity/workers.py --out runs/fidelity/workers.json`: what a run with near
+workers measures foretells runs whose workers answer 20 ms late, for stages that hold one
+micro-batch at a time and eight.
 
 | scenario | predicted, tokens/s | measured, tokens/s | error |
 |---|---|---|---|
