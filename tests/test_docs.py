@@ -72,3 +72,25 @@ def test_the_ring_of_the_tutorial_is_planned_and_meets_what_it_promises(tmp_path
     result = runner.invoke(simulator, [planned, "--out", str(out), "--no-plots", "--json"])
     assert result.exception is None, result.output
     assert json.loads(result.stdout)["verdict"]["kind"] in {"balanced", "bottlenecked", "starved"}
+
+
+def commands_under(group: click.Group) -> Iterator[str]:
+    with group.make_context(group.name or "", [], resilient_parsing=True) as context:
+        yield from group.list_commands(context)
+
+
+HELP = [(name, command) for name, group in COMMANDS.items() for command in commands_under(group)]
+
+
+@pytest.mark.parametrize(("name", "command"), HELP)
+def test_every_command_has_a_page_that_explains_every_option(name: str, command: str) -> None:
+    result = CliRunner().invoke(COMMANDS[name], [command, "--help"])
+    assert result.exception is None
+    with COMMANDS[name].make_context(name, [], resilient_parsing=True) as context:
+        found = COMMANDS[name].get_command(context, command)
+    assert found is not None
+    assert found.help, "what it does"
+    for option in found.params:
+        if isinstance(option, click.Option):
+            assert option.opts[-1] in result.output
+            assert option.help or option.show_default or option.type.name == "choice", option.name
