@@ -92,7 +92,7 @@ class Claims:
         self.close(claim)
         lapses = min(self._lapses.pop(claim.node, (0, at))[0] + 1, LAPSES_MAX)
         wait = self._policy.claim_ttl_ns << (lapses - 1)
-        self._lapses[claim.node] = lapses, Nanos(at + wait)
+        self._lapses[claim.node] = lapses, Nanos(claim.expires_at + wait)
         if len(self._lapses) > self._policy.nodes_max:
             del self._lapses[next(iter(self._lapses))]
         return claim
