@@ -751,9 +751,9 @@ def test_coordinators_that_read_one_bridges_slots_are_shown_as_one_load() -> Non
 
 
 def test_a_node_waits_from_the_end_of_its_claim_whenever_that_is_noticed() -> None:
-    world = HubWorld(patient(slice_experts_max=5, slice_grain=4), layers=(0, 2, 5), experts=12)
-    world.run(1)
+    world = HubWorld(patient(), layers=(0,), experts=8)
     assert isinstance(world.volunteer("a", 1), Assign)
-    for seconds in (60, 121, 0.5, 59):  # Lapsed at 121 s; offered nothing until 241 s.
-        world.run(seconds)
+    world.now = 181 * SECOND  # The claim ended at 120 s; nothing is offered until 240 s.
+    world.send(TimePassed())
+    world.now = 240 * SECOND
     assert isinstance(world.volunteer("a", 1), Assign)
