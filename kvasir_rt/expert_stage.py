@@ -64,7 +64,7 @@ class ExpertStage:
 
     def _make_experts(self, gguf: GgufFile, numerics: Numerics) -> RemoteExpertBackend:
         layers = self._assign.plan.layers[self._assign.stage]
-        options = self._options(ModelShape.of(gguf), str(gguf.path))
+        options = self._options(ModelShape.of(gguf), str(gguf.path.resolve()))
         self._caller = ExpertCaller(options, load_local(gguf, layers, numerics))
         return RemoteExpertBackend(self._caller)
 
