@@ -17,12 +17,13 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 PYTEST = HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -q -m "not nightly"
-REAL = tests/rt tests/e2e tests/parity
+REAL = tests/rt tests/e2e tests/parity tests/test_wheel.py \
+	tests/sim/test_sweep_processes.py tests/sim/test_sweep_cluster.py
 
 # Tests of real processes and sockets may lose a race on a crowded machine: those that failed run
 # once more, by themselves, and must pass then. Everything in virtual time has one try.
 test: $(VENV)/.dev
-	$(PYTEST) -n auto --dist worksteal --ignore=tests/rt --ignore=tests/e2e --ignore=tests/parity
+	$(PYTEST) -n auto --dist worksteal $(REAL:%=--ignore=%)
 	$(BIN)/python -m pytest -q -n auto --nbmake --nbmake-timeout=300 notebooks
 	$(PYTEST) $(REAL) || $(PYTEST) $(REAL) --last-failed --last-failed-no-failures none
 
