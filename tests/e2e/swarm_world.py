@@ -78,13 +78,13 @@ class World:
         options = self.options
         elsewhere: tuple[str, ...] = ()
         if self.is_elsewhere:
-            elsewhere = ("--open", "--allow-coordinator", f"http://{options.host}:{self.port}")
+            elsewhere = ("--open", "--allow-coordinator", f"http://{options.host}:{self.port}",
+                         "--model", f"{NAME}={self.model_file}")  # fmt: skip
         hub = self.run(
             "hub", "--host", options.host, "--port", str(port), "--state", str(self.root / "hub"),
             "--base", str(options.base), "--boost", str(options.boost),
             "--faster", str(options.faster), *_each("--policy", options.policy),
             "--status-file", str(self.root / "hub.json"), "--seed", "1",
-            "--model", f"{NAME}={self.model_file}",
             "--events", str(self.events / "hub.jsonl"), *elsewhere,
         )  # fmt: skip
         self.hub_url = self._url(hub, self.root / "hub.json")
@@ -93,7 +93,7 @@ class World:
     def start_server(self, *more: str) -> subprocess.Popen[bytes]:
         options = self.options
         server = self.run(
-            "serve", str(self.model_file), "--stages", "2", "--port", str(self.port),
+            "serve", os.path.relpath(self.model_file), "--stages", "2", "--port", str(self.port),
             "--name", NAME, "--hub", self.hub_url, *self._reachable(),
             "--experts-overlap", str(options.overlap), "--experts-faster", str(options.faster),
             *_each("--experts-policy", options.policy), "--experts-events", str(self.events),
