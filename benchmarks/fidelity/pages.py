@@ -100,6 +100,8 @@ def _cells(figure: "Figure", scale: float, digits: int) -> tuple[str, str]:
 def draw(directories: Sequence[Path], path: Path) -> None:
     """Each request's TTFT, TPOT and end-to-end time, predicted against measured, log scales."""
     figure = new_figure(12, 4.2)
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
     axes = [figure.add_subplot(1, COLUMNS, place + 1) for place in range(COLUMNS)]
     for directory in directories:
         measured = read_run(directory / "real_0").requests()
@@ -118,6 +120,10 @@ def draw(directories: Sequence[Path], path: Path) -> None:
     for place, latency in zip(axes, LATENCIES, strict=True):
         place.set_xscale("log")
         place.set_yscale("log")
+        for axis in (place.xaxis, place.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_minor_formatter(NullFormatter())
         low, high = place.get_xlim()
         place.plot([low, high], [low, high], color="black", linewidth=0.8, zorder=0)
         place.set_title(f"{latency[:-2].upper()}, s")
