@@ -17,17 +17,18 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 PYTEST = HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -q -m "not nightly"
-REAL = tests/rt tests/e2e tests/parity tests/test_wheel.py tests/sim/test_sweep_processes.py
-RAY = tests/rt/test_ray_stages.py tests/e2e/test_serve_ray.py tests/sim/test_sweep_cluster.py
+REAL = tests/rt tests/e2e tests/parity tests/test_wheel.py
+ALONE = tests/rt/test_ray_stages.py tests/e2e/test_serve_ray.py tests/sim/test_sweep_cluster.py \
+	tests/sim/test_sweep_processes.py tests/parity/test_fidelity.py
 
 # Tests of real processes and sockets may lose a race on a crowded machine: those that failed run
 # once more, by themselves, and must pass then. Everything in virtual time has one try, on all cores.
 test: $(VENV)/.dev
-	$(PYTEST) -n auto --dist worksteal $(REAL:%=--ignore=%) $(RAY:%=--ignore=%)
+	$(PYTEST) -n auto --dist worksteal $(REAL:%=--ignore=%) $(ALONE:%=--ignore=%)
 	$(BIN)/python -m pytest -q -n auto --nbmake --nbmake-timeout=300 notebooks
-	$(PYTEST) -n 2 --dist loadfile $(RAY:%=--ignore=%) $(REAL) || \
+	$(PYTEST) -n 2 --dist loadfile $(ALONE:%=--ignore=%) $(REAL) || \
 		$(PYTEST) $(REAL) --last-failed --last-failed-no-failures none
-	$(PYTEST) $(RAY) || $(PYTEST) $(RAY)
+	$(PYTEST) $(ALONE) || $(PYTEST) $(ALONE) --last-failed --last-failed-no-failures none
 
 fast: $(VENV)/.dev ## Pure tests only.
 	$(BIN)/python -m pytest -q tests/core

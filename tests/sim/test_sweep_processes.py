@@ -30,6 +30,11 @@ def wait_for(what: str, condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def heed_interrupts() -> None:
+    """What a shell starts in the background ignores SIGINT, and so does all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def journaled(out: Path) -> bool:
     """Whether some rows are written; others cannot read the journal, but it grows."""
     log = journal_path(out).with_name(f"{journal_path(out).name}-wal")
@@ -56,7 +61,11 @@ def test_a_sweep_killed_in_the_midst_goes_on_and_ends_with_the_same_bytes(
     out = tmp_path / "table.parquet"
     words = ("sweep", scenario, *GRID, "--out", out, "--json")
     process = subprocess.Popen(
-        command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command(*words),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_interrupts,  # noqa: PLW1509 - It starts no thread.
     )
     try:
         wait_for("rows", lambda: journaled(out))
