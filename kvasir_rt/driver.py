@@ -234,8 +234,7 @@ class Driver:
     # ------------------------------------------------------------------ laps
 
     def _take_result(self, result: wire.Result, body: memoryview) -> None:
-        if self._lines.was_submitted:
-            self._note_submitted()
+        self._note_submitted()
         if result.epoch != self.ring.epoch:
             return  # An earlier result of this round has ended the epoch.
         flight = self._open.pop(MicroBatchId(result.id), None)

@@ -165,10 +165,7 @@ class Admission:
 
 
 class Inbox:
-    """A bound ROUTER: many may knock, messages are taken without blocking or copying bodies.
-
-    With `is_small` bodies are copied after all, which for a few kilobytes is twice as fast.
-    """
+    """A bound ROUTER: many may knock, messages are taken without blocking or copying bodies."""
 
     def __init__(
         self,
@@ -177,10 +174,7 @@ class Inbox:
         frame_max: int,
         keys: CurveKeys | None = None,
         domain: str = EDGE_DOMAIN,
-        *,
-        is_small: bool = False,
     ) -> None:
-        self._is_small = is_small
         self.socket = open_socket(context, zmq.ROUTER, endpoint, frame_max)
         if keys is not None:
             secure_server(self.socket, keys, domain)
@@ -193,12 +187,6 @@ class Inbox:
     def receive(self) -> Received | None:
         """The next whole message, or None. Messages of a wrong shape are dropped here."""
         while has_input(self.socket):
-            if self._is_small:
-                parts = self.socket.recv_multipart(zmq.NOBLOCK)
-                if 2 <= len(parts) <= FRAMES_MAX:
-                    small = memoryview(parts[2]) if len(parts) == FRAMES_MAX else None
-                    return Received(parts[0], parts[1], small)
-                continue
             frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             if 2 <= len(frames) <= FRAMES_MAX:
                 body = frames[2].buffer if len(frames) == FRAMES_MAX else None

@@ -99,7 +99,6 @@ class Switchboard:
                 self._local_endpoint("results"),
                 frames.result_frame_max(self._plan),
                 options.keys,
-                is_small=True,
             )
         except BaseException:
             self._close_sockets()
@@ -285,11 +284,6 @@ class Switchboard:
         """Queue for the head, behind what is queued already."""
         self._queue.append(message)
         self._flush()
-
-    @property
-    def was_submitted(self) -> bool:
-        """Whether `take_submitted` has something to tell."""
-        return bool(self._submitted)
 
     def take_submitted(self) -> list[tuple[int, int]]:
         """(micro-batch, time) of those that got the head's slot since the last call."""
