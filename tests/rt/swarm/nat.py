@@ -1,16 +1,18 @@
 """A home behind a router, out of network namespaces: it can dial out and cannot be dialled.
 
-    here 198.18.P.1 --- veth --- 198.18.P.2 [router: masquerade] 10.78.P.1 --- veth --- 10.78.P.2 home
+    here 198.18.P.1 --- line --- 198.18.P.2 [router: masquerade] 10.78.P.1 --- veth --- 10.78.P.2 home
 
-Needs root, iproute2 and nftables. Names carry this process's number, so that two runs do not meet.
+The line is a veth, or a slow and lossy one. Needs root, iproute2, nftables and TUN. Names carry this process's number, so that two runs do not meet.
 """
 
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+
+from tests.rt.swarm.slow_link import DEVICE, Loss, SlowLink, slow_link
 
 RULES = """
 table ip home {
@@ -43,6 +45,10 @@ def missing() -> str:
             return f"{program} is not installed (Debian: iproute2, nftables)"
     if os.geteuid() != 0:
         return "network namespaces need root"
+    try:
+        os.close(os.open(DEVICE, os.O_RDWR))
+    except OSError as error:
+        return f"{DEVICE}: {error.strerror}"
     probe = f"kv{os.getpid()}p"
     made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, check=False)
     if made.returncode:
@@ -61,7 +67,7 @@ class Home:
     address: str  # Of the home behind it.
     namespace: str
     router_namespace: str
-    is_slowed: bool  # 10 ms each way and 1 % loss: where the kernel can.
+    line: SlowLink | None  # None: a veth.
 
     @property
     def prefix(self) -> tuple[str, ...]:
@@ -79,19 +85,31 @@ class Home:
 
 
 @contextmanager
-def home(index: int = 0) -> Iterator[Home]:
-    """Built, and removed whatever happens. Homes with other indexes may stand beside it."""
+def home(index: int = 0, loss: Loss | None = None) -> Iterator[Home]:
+    """Built, and removed whatever happens. Homes with other indexes may stand beside it.
+
+    Args:
+        index: 0 to 2.
+        loss: What its line to us is like; None is fast and loses nothing.
+    """
     number = (os.getpid() + 83 * index) % 250 + 1
     name = f"kv{os.getpid()}{'abc'[index]}"
     inner, router = f"{name}w", f"{name}r"
     link = f"{name}h"[:15]
     here, outer = f"198.18.{number}.1", f"198.18.{number}.2"
     address = f"10.78.{number}.2"
-    try:
+    with ExitStack() as stack:
         for namespace in (inner, router):
             _run("ip", "netns", "add", namespace)
+            stack.callback(_quietly, "ip", "netns", "del", namespace)
             _in(namespace, "ip", "link", "set", "lo", "up")
-        _run("ip", "link", "add", link, "type", "veth", "peer", "name", "wan0", "netns", router)
+        line = None
+        if loss is None:
+            _run("ip", "link", "add", link, "type", "veth", "peer", "name", "wan0", "netns", router)
+            stack.callback(_quietly, "ip", "link", "del", link)
+        else:
+            line = stack.enter_context(slow_link(link, f"{name}x", loss))
+            _run("ip", "link", "set", f"{name}x", "netns", router, "name", "wan0")
         _run("ip", "addr", "add", f"{here}/30", "dev", link)
         _run("ip", "link", "set", link, "up")
         _in(router, "ip", "addr", "add", f"{outer}/30", "dev", "wan0")
@@ -106,15 +124,7 @@ def home(index: int = 0) -> Iterator[Home]:
         _run("ip", "route", "add", f"10.78.{number}.0/24", "via", outer)  # Even with a way there.
         _in(router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
         _in(router, "nft", "-f", "-", text=RULES)
-        slowed = _in(router, "tc", "qdisc", "add", "dev", "wan0", "root", "netem",
-                     "delay", "10ms", "loss", "1%", is_checked=False)  # fmt: skip
-        yield Home(here, outer, address, inner, router, slowed.returncode == 0)
-    finally:
-        with suppress(subprocess.CalledProcessError):
-            _run("ip", "link", "del", link)
-        for namespace in (inner, router):
-            with suppress(subprocess.CalledProcessError):
-                _run("ip", "netns", "del", namespace)
+        yield Home(here, outer, address, inner, router, line)
 
 
 def _in(
@@ -128,3 +138,7 @@ def _in(
 
 def _run(*command: str) -> None:
     subprocess.run(command, capture_output=True, check=True)
+
+
+def _quietly(*command: str) -> None:
+    subprocess.run(command, capture_output=True, check=False)
