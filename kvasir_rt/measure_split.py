@@ -63,7 +63,7 @@ def measure(model: Path, *, device: str, dtype: str, threads: int, width: int) -
 
     from kvasir_rt.gguf_file import open_gguf
     from kvasir_rt.model.shape import ModelShape
-    from kvasir_rt.stage_bench import ProfileOptions, StageBench
+    from kvasir_rt.stage_bench import ProfileOptions, StageBench, Timer, in_rounds
 
     torch.set_num_threads(threads)
     with open_gguf(model) as gguf:
@@ -81,18 +81,20 @@ def measure(model: Path, *, device: str, dtype: str, threads: int, width: int) -
         behind=(0,),
     )
 
-    def request_ns(layers: tuple[int, int]) -> float:
-        stage = StageBench(model, layers, options)
-        decodes_ns = stage.rows(width)[0] * NEW_TOKENS / width
-        return stage.prefill(chunk, 0)[0] + decodes_ns
-
     depth = min(DEPTH_MAX, shape.layers - 2)
     if depth < 1:
         return Beside(0.0, 0.0)  # Two layers: there is but one split.
-    body = request_ns((1, 1 + depth))
+    timers: dict[tuple[str, str], Timer] = {}
+    for name, first in (("body", 1), ("head", 0), ("tail", shape.layers - depth)):
+        stage = StageBench(model, (first, first + depth), options)
+        timers[name, "decodes"] = stage.rows(width)
+        timers[name, "chunk"] = stage.prefill(chunk, 0)
+    points = in_rounds(timers, REPEATS)
+    body, head, tail = (
+        points[name, "chunk"][0] + points[name, "decodes"][0] * NEW_TOKENS / width
+        for name in ("body", "head", "tail")
+    )
     layer = body / depth
-    head = request_ns((0, depth))
-    tail = request_ns((shape.layers - depth, shape.layers))
     return Beside(max(0.0, head - body) / layer, max(0.0, tail - body) / layer)
 
 

@@ -38,10 +38,11 @@ def _compute(
     torch.set_num_threads(options.threads)
     stage = StageBench(model, layers, options)
     rows = min(ROWS_MAX, options.rows[-1])
-    stage.rows(rows)
+    compute = stage.rows(rows)
+    compute()
     is_ready.set()
     while True:
-        stage.rows(rows)
+        compute()
 
 
 class Neighbours:

@@ -4,24 +4,36 @@ Measured on the stage's own code, with as many threads as a stage has: a *body* 
 layers, by rows, by decodes and context, and by prompt chunk and what lies behind it; the same with
 fewer layers, for what a pass costs whatever its layers; and what head and tail take beside. Hops
 and the bridge's work per lap are measured on a ring of two processes that compute nothing. The
-file's form is `kvasir_scenario.profile`.
+file's form is `kvasir_scenario.profile`. With `--rescale` only the machine's speed of the moment is
+measured, and an earlier profile scaled to it (`kvasir_rt.rescale`).
 """
 
+import itertools
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from kvasir_core.errors import PlanError
+from kvasir_core.errors import PlanError, ScenarioError
 from kvasir_rt.expert_bench import measure_experts
 from kvasir_rt.model_files import find_model, model_name
 from kvasir_rt.neighbours import Neighbours
-from kvasir_rt.stage_bench import ProfileOptions, StageBench
-from kvasir_scenario.profile import Body, Crowd, Line, Plane, Profile, write_profile
+from kvasir_rt.rescale import SpeedProbe
+from kvasir_rt.stage_bench import ProfileOptions, StageBench, Timer, in_rounds
+from kvasir_scenario.profile import (
+    Body,
+    Crowd,
+    Line,
+    Plane,
+    Profile,
+    read_profile,
+    scaled,
+    write_profile,
+)
 
 Say = Callable[[str], None]
 
@@ -51,12 +63,7 @@ def measure_profile(model: Path, name: str, options: ProfileOptions, say: Say) -
             f"{name} has {shape.layers} layers; a profile needs a stage between head and tail, "
             "so at least 3"
         )
-    body, pass_ns = measure_body(model, shape.layers, depth, options, say)
-    say("head and tail")
-    head = measure_beside(StageBench(model, (0, depth), options), body.rows)
-    tail = measure_beside(
-        StageBench(model, (shape.layers - depth, shape.layers), options), body.rows
-    )
+    body, head, tail = measure_stages(model, shape.layers, depth, options, say)
     crowd = None
     if options.neighbours:
         say(f"beside {options.neighbours} busy")
@@ -73,7 +80,7 @@ def measure_profile(model: Path, name: str, options: ProfileOptions, say: Say) -
         model_layers=shape.layers,
         hidden=shape.hidden,
         repeats=options.repeats,
-        body=body.model_copy(update={"pass_ns": pass_ns}),
+        body=body,
         head=head,
         tail=tail,
         link=link,
@@ -83,56 +90,73 @@ def measure_profile(model: Path, name: str, options: ProfileOptions, say: Say) -
     )
 
 
-def measure_body(
+def measure_stages(
     model: Path, layers: int, depth: int, options: ProfileOptions, say: Say
-) -> tuple[Body, int]:
-    """The three tables of a middle stage, and what a pass of it costs whatever its layers."""
-    say(f"{depth} layers by rows")
-    stage = StageBench(model, (1, 1 + depth), options)
-    rows: list[Line] = [(count, *stage.rows(count)) for count in options.rows]
-    decode: list[Plane] = []
-    for context in options.contexts:
-        say(f"decodes of context {context}")
-        points = stage.decodes(context)
-        decode += [(width, context, *point) for width, point in points.items()]
-    say("prompt chunks")
-    prefill: list[Plane] = [
-        (chunk, behind, *stage.prefill(chunk, behind))
-        for chunk in options.chunks
-        for behind in options.behind
-    ]
-    shortest = min(point[-2] for table in (rows, decode, prefill) for point in table)
+) -> tuple[Body, list[Line], list[Line]]:
+    """A middle stage's tables with what a pass costs whatever its layers; head's, tail's lines.
+
+    All in the same rounds: what head and tail take beside a body is a small difference of times.
+    """
+    say(f"loading stages of {depth} layers")
+    body = StageBench(model, (1, 1 + depth), options)
+    head = StageBench(model, (0, depth), options)
+    tail = StageBench(model, (layers - depth, layers), options)
     other = max(1, depth // 2)
+    small = StageBench(model, (1, 1 + other), options)
+    timers: dict[tuple[str, int, int], Timer] = {}
+    for context in options.contexts:
+        for width, timer in body.decodes(context).items():
+            timers["decode", width, context] = timer
+    for chunk, behind in itertools.product(options.chunks, options.behind):
+        timers["prefill", chunk, behind] = body.prefill(chunk, behind)
+    for count in options.rows:
+        timers["rows", count, 0] = body.rows(count)
+        timers["head", count, 0] = head.rows(count)
+        timers["tail", count, 0] = tail.rows(count)
+    least = options.rows[0]
+    timers["small", least, 0] = small.rows(least)
+    points = in_rounds(timers, options.repeats, say)
+
+    def plane(name: str) -> list[Plane]:
+        return sorted((*key[1:], *point) for key, point in points.items() if key[0] == name)
+
+    def beside(name: str) -> list[Line]:
+        lines: list[Line] = []
+        for count, body_ns, body_spread in rows:
+            ns, spread = points[name, count, 0]
+            lines.append((count, max(0, ns - body_ns), max(spread, body_spread)))
+        return lines
+
+    rows: list[Line] = [(count, *points["rows", count, 0]) for count in options.rows]
+    decode, prefill = plane("decode"), plane("prefill")
+    shortest = min(point[-2] for table in (rows, decode, prefill) for point in table)
     pass_ns = 0
-    if other < depth and 1 + other < layers:
-        say(f"{other} layers")
-        small = StageBench(model, (1, 1 + other), options).rows(options.rows[0])[0]
-        per_layer = (rows[0][1] - small) / (depth - other)
-        pass_ns = round(max(0.0, rows[0][1] - per_layer * depth))
-    tables = {"rows": rows, "decode": sorted(decode), "prefill": sorted(prefill)}
-    return Body(layers=depth, pass_ns=0, **tables), min(pass_ns, shortest)
+    if other < depth:
+        per_layer = (rows[0][1] - points["small", least, 0][0]) / (depth - other)
+        pass_ns = min(round(max(0.0, rows[0][1] - per_layer * depth)), shortest)
+    made = Body(layers=depth, pass_ns=pass_ns, rows=rows, decode=decode, prefill=prefill)
+    return made, beside("head"), beside("tail")
 
 
 def measure_crowd(model: Path, layers: tuple[int, int], options: ProfileOptions) -> Crowd:
     """A body alone and beside busy neighbours, in turn."""
     with Neighbours(model, layers, options) as neighbours:
         stage = StageBench(model, layers, options)
-        rows = []
+        timers: dict[tuple[int, bool], Timer] = {}
         for count in options.rows:
-            alone, _ = stage.rows(count)
-            with neighbours.at_work():
-                beside, _ = stage.rows(count)
-            rows.append((count, alone, max(alone, beside)))
+            alone = timers[count, False] = stage.rows(count)
+
+            def beside(alone: Timer = alone) -> int:
+                with neighbours.at_work():
+                    return alone()
+
+            timers[count, True] = beside
+        points = in_rounds(timers, options.repeats)
+    rows = [
+        (count, points[count, False][0], max(points[count, False][0], points[count, True][0]))
+        for count in options.rows
+    ]
     return Crowd(neighbours=options.neighbours, rows=rows)
-
-
-def measure_beside(stage: StageBench, body: Sequence[Line]) -> list[Line]:
-    """What a stage takes more than a body of as many layers, by rows; never less than nothing."""
-    lines: list[Line] = []
-    for count, body_ns, body_spread in body:
-        ns, spread = stage.rows(count)
-        lines.append((count, max(0, ns - body_ns), max(spread, body_spread)))
-    return lines
 
 
 def machine_name(options: ProfileOptions) -> str:
@@ -150,6 +174,26 @@ def machine_name(options: ProfileOptions) -> str:
         pass
     threads = "1 thread" if options.threads == 1 else f"{options.threads} threads"
     return f"{processor}, {threads} of {os.cpu_count()} cores"
+
+
+def rescaled_now(file: Path, model: Path, name: str, options: ProfileOptions) -> Profile:
+    """The profile in `file`, scaled to how fast the machine is now.
+
+    Raises:
+        ScenarioError: The file cannot be read, or was measured on something else.
+    """
+    profile = read_profile(file)
+    for what, measured, here in (
+        ("machine", profile.machine, machine_name(options)),
+        ("model", profile.model, name),
+        ("dtype", profile.dtype, options.dtype),
+    ):
+        if measured != here:
+            raise ScenarioError(
+                f"{file}: {what} of the profile is {measured!r}, here it is {here!r}; measure a "
+                "profile of its own (leave --rescale out)"
+            )
+    return scaled(profile, SpeedProbe(model, profile, options).take())
 
 
 def commit_name() -> str:
@@ -198,6 +242,11 @@ def _sizes(context: click.Context, parameter: click.Parameter, text: str) -> tup
 @click.option("--contexts", callback=_sizes, default="16,128,512", show_default=True)
 @click.option("--chunks", callback=_sizes, default="1,16,64,128", show_default=True)
 @click.option("--behind", callback=_sizes, default="0,128,512", show_default=True)
+@click.option(
+    "--rescale",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Measure but the machine's speed of the moment, and scale this earlier profile to it.",
+)
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 def command(
     model: str,
@@ -212,6 +261,7 @@ def command(
     contexts: tuple[int, ...],
     chunks: tuple[int, ...],
     behind: tuple[int, ...],
+    rescale: Path | None,
     quiet: bool,
 ) -> None:
     """Measure hold times of MODEL's stages here, for `costs: {kind: profile}`."""
@@ -233,7 +283,10 @@ def command(
         behind=behind,
     )
     say: Say = (lambda _: None) if quiet else (lambda text: print(text, file=sys.stderr))
-    profile = measure_profile(find_model(model), model_name(model), options, say)
+    if rescale is None:
+        profile = measure_profile(find_model(model), model_name(model), options, say)
+    else:
+        profile = rescaled_now(rescale, find_model(model), model_name(model), options)
     write_profile(profile, out)
     if not quiet:
         print(out)

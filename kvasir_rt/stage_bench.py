@@ -1,16 +1,19 @@
 """A stage of a model, fed made-up micro-batches and timed, for `kvasir-rt profile`."""
 
+import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, pstdev
-from typing import Any
+from typing import TypeVar
 
 from kvasir_core.microbatch import BindingLimit, MicroBatch
 from kvasir_core.units import Epoch, MicroBatchId, RequestId
 
 Point = tuple[int, int]  # Median and spread (standard deviation), nanoseconds.
+Key = TypeVar("Key", bound=Hashable)
+Timer = Callable[[], int]  # Measures once; nanoseconds.
 
 HEAD_ROOM = 64  # Positions beyond the largest context, for the measured steps themselves.
 
@@ -59,6 +62,9 @@ def micro_batch(
 class StageBench:
     """A stage that is fed micro-batches and timed.
 
+    Its methods lay a measurement out and return timers; each call of one measures once. What is
+    measured `in_rounds`, of several stages too, is measured at the same speed of the machine.
+
     Args:
         model: The GGUF file.
         layers: Half-open range.
@@ -74,73 +80,69 @@ class StageBench:
 
         self._torch, self._sample, self._params = torch, sample, SamplingParams()
         self._options = options
-        slots = max(*options.rows, sum(options.decodes))
+        self._resident = max(*options.rows, 1)  # The first request that stays; those below pass.
+        width = sum(options.decodes)
+        slots = self._resident + width * len(options.contexts)
+        tokens = options.context + width * sum(options.contexts) + slots * HEAD_ROOM
         with open_gguf(model) as gguf:
             self._stage = StageModel(
                 gguf,
                 layers,
                 running_max=slots,
                 context=options.context,
-                kv_tokens=slots * options.context,
+                kv_tokens=tokens,
                 device=options.device,
                 dtype=options.dtype,
             )
 
-    def rows(self, count: int) -> Point:
+    def rows(self, count: int) -> Timer:
         """Rows whose attention is next to nothing: one of each of so many requests."""
         batch = micro_batch([(request, 0) for request in range(count)])
-        return self._repeated(lambda: self._timed(batch), after=self._stage.reset)
+        return lambda: self._timed(batch, then_free=count)
 
-    def prefill(self, rows: int, behind: int) -> Point:
+    def prefill(self, rows: int, behind: int) -> Timer:
         """One chunk with so many positions behind it."""
+        batch = micro_batch([], (0, behind, rows))
 
         def once() -> int:
             self._fill(0, behind)
-            return self._timed(micro_batch([], (0, behind, rows)))
+            return self._timed(batch, then_free=1)
 
-        return self._repeated(once, after=self._stage.reset)
+        return once
 
-    def decodes(self, context: int) -> dict[int, Point]:
-        """Decodes of this context, for every width; each width has requests of its own.
+    def decodes(self, context: int) -> dict[int, Timer]:
+        """Decodes of this context, for every width; each width has requests of its own that stay.
 
         The measured steps lie around the context, half before and half behind it.
         """
         start = max(0, context - 1 - self._options.repeats // 2)
-        points, first = {}, 0
+        timers: dict[int, Timer] = {}
         for width in self._options.decodes:
-            requests = range(first, first + width)
+            requests = range(self._resident, self._resident + width)
+            self._resident += width
             for request in requests:
                 self._fill(request, start)
-            steps = iter(range(start, start + self._options.repeats + 1))
+            steps = itertools.count(start)
 
-            def once(requests: range = requests, steps: Any = steps) -> int:
+            def once(requests: range = requests, steps: Iterator[int] = steps) -> int:
                 at = next(steps)
                 return self._timed(micro_batch([(request, at) for request in requests]))
 
-            points[width] = self._repeated(once)
-            first += width
-        self._stage.reset()
-        return points
+            timers[width] = once
+        return timers
 
     def _fill(self, request: int, positions: int) -> None:
         if positions:
             self._run(micro_batch([], (request, 0, positions)))
 
-    def _repeated(self, once: Callable[[], int], after: Callable[[], None] | None = None) -> Point:
-        """Once to warm up, then `repeats` times."""
-        times = []
-        for _ in range(self._options.repeats + 1):
-            times.append(once())
-            if after is not None:
-                after()
-        return round(median(times[1:])), round(pstdev(times[1:]))
-
-    def _timed(self, batch: MicroBatch) -> int:
+    def _timed(self, batch: MicroBatch, then_free: int = 0) -> int:
         self._synchronise()
         start = time.perf_counter_ns()
         self._run(batch)
         self._synchronise()
-        return time.perf_counter_ns() - start
+        elapsed = time.perf_counter_ns() - start
+        self._stage.release(RequestId(request) for request in range(then_free))
+        return elapsed
 
     def _run(self, batch: MicroBatch) -> None:
         torch, stage = self._torch, self._stage
@@ -157,3 +159,21 @@ class StageBench:
     def _synchronise(self) -> None:
         if self._options.device != "cpu":
             self._torch.cuda.synchronize(self._options.device)
+
+
+def in_rounds(
+    timers: Mapping[Key, Timer], repeats: int, say: Callable[[str], None] = lambda _: None
+) -> dict[Key, Point]:
+    """Every timer once a round, the first round being to warm up.
+
+    A machine whose speed drifts has then the same speeds for all of them, so that differences
+    between them are differences of the work.
+    """
+    times: dict[Key, list[int]] = {key: [] for key in timers}
+    for turn in range(repeats + 1):
+        say(f"round {turn} of {repeats}" if turn else "warming up")
+        for key, timer in timers.items():
+            times[key].append(timer())
+    return {
+        key: (round(median(taken[1:])), round(pstdev(taken[1:]))) for key, taken in times.items()
+    }

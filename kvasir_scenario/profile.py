@@ -19,6 +19,8 @@ second. `body.pass_ns` is what a pass costs whatever its layers, from bodies of 
     experts  [distinct, rows, ns, spread] routed experts of one layer (a full grid; optional)
     crowd    {neighbours, rows}           optional: a body alone and beside so many other stages
                                           that compute on the same machine, [n, alone, beside]
+    rescaled [n, then, now]               optional: the machine was faster or slower by a later
+                                          measurement of `rows`, and all holds are scaled by it
 
 `machine`, `model`, `dtype` and `commit` say what was measured: a profile is worth nothing for
 another machine. The file is compared with the scenario where both name the number of layers,
@@ -31,6 +33,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from kvasir_core.errors import ScenarioError
@@ -48,6 +51,9 @@ _Word = Annotated[str, Field(min_length=1, max_length=512)]
 Line = tuple[_SizeOrZero, _Ns, _Ns]
 Plane = tuple[_Size, _SizeOrZero, _Ns, _Ns]
 Lines = Annotated[list[Line], Field(min_length=2, max_length=POINTS_MAX)]
+Pairs = Annotated[
+    list[tuple[_Size, _PositiveNs, _PositiveNs]], Field(min_length=1, max_length=POINTS_MAX)
+]
 Planes = Annotated[list[Plane], Field(min_length=1, max_length=POINTS_MAX)]
 
 
@@ -90,9 +96,7 @@ class Crowd(_Part):
     """What stages of one machine cost each other; all else in the file was measured alone."""
 
     neighbours: Annotated[int, Field(ge=1, le=1024)]
-    rows: Annotated[
-        list[tuple[_Size, _PositiveNs, _PositiveNs]], Field(min_length=1, max_length=POINTS_MAX)
-    ]
+    rows: Pairs
 
 
 class Profile(_Part):
@@ -114,6 +118,7 @@ class Profile(_Part):
     lap: Lap
     experts: Planes | None = None
     crowd: Crowd | None = None
+    rescaled: Pairs | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -123,6 +128,8 @@ class Profile(_Part):
             check_grid("experts", self.experts)
         if self.crowd is not None:
             check_line("crowd.rows", self.crowd.rows)
+        if self.rescaled is not None:
+            check_line("rescaled", self.rescaled)
         return self
 
 
@@ -171,6 +178,51 @@ def read_profile(path: Path) -> Profile:
         raise ScenarioError(
             f"{path}: not a version 1 profile: {place}{found}: {first['msg']}"
         ) from None
+
+
+def scaled(profile: Profile, now: Sequence[tuple[int, int]]) -> Profile:
+    """The profile at another speed of the machine.
+
+    Every hold is multiplied by how much longer its number of rows takes now, linear between the
+    sizes of `now` and flat beyond them. Hops and the bridge's work stay as they were.
+
+    Args:
+        profile: As measured.
+        now: Rows (ascending) and nanoseconds of a body as the profile's, at the new speed.
+    """
+    measured = profile.body.rows
+    sizes, then = [line[0] for line in measured], [line[1] for line in measured]
+    again = [(count, round(np.interp(count, sizes, then)), ns) for count, ns in now]
+    factors = [ns / max(before, 1) for _, before, ns in again]
+
+    def longer(rows: int, ns: int) -> int:
+        return round(ns * float(np.interp(rows, [count for count, _, _ in again], factors)))
+
+    def line(points: Sequence[Line]) -> list[Line]:
+        return [(n, longer(n, ns), longer(n, spread)) for n, ns, spread in points]
+
+    def plane(points: Sequence[Plane], rows_at: int = 0) -> list[Plane]:
+        return [(*p[:2], longer(p[rows_at], p[2]), longer(p[rows_at], p[3])) for p in points]
+
+    body, crowd, experts = profile.body, profile.crowd, profile.experts
+    rows, decode, prefill = line(body.rows), plane(body.decode), plane(body.prefill)
+    shortest = min(point[-2] for table in (rows, decode, prefill) for point in table)
+    pass_ns = min(longer(sizes[0], body.pass_ns), shortest)
+    if crowd is not None:
+        beside = [(n, max(1, longer(n, one)), max(1, longer(n, two))) for n, one, two in crowd.rows]
+        crowd = Crowd(neighbours=crowd.neighbours, rows=beside)
+    return profile.model_copy(
+        update={
+            "body": Body(
+                layers=body.layers, pass_ns=pass_ns, rows=rows, decode=decode, prefill=prefill
+            ),
+            "head": line(profile.head),
+            "tail": line(profile.tail),
+            "experts": None if experts is None else plane(experts, rows_at=1),
+            "crowd": crowd,
+            "rescaled": again,
+        }
+    )
 
 
 def write_profile(profile: Profile, path: Path) -> None:

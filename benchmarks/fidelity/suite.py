@@ -3,10 +3,12 @@
     python benchmarks/fidelity/suite.py [--repeats 3] [--only NAME ...] [--out DIR] [--json]
 
 Measures a profile of this machine first, then runs each scenario beside this file on real stage
-processes, `--repeats` times, and simulates it once with that profile. A row compares the simulated
-figure with the median of the real ones. What is allowed is the bar, or twice the spread of the
-repeats where that is more: nobody can predict better than the machine repeats itself. The table,
-the figures and a picture of every request go to `--out`; `--docs` writes docs/fidelity.md as well.
+processes, `--repeats` times, and simulates it once with that profile, scaled to the speed that the
+machine had before, between and after those runs (two seconds of a body's rows, the median). A row
+compares the simulated figure with the median of the real ones. What is allowed is the bar, or twice
+the spread of the repeats where that is more: nobody can predict better than the machine repeats
+itself. The table, the figures and a picture of every request go to `--out`; `--docs` writes
+docs/fidelity.md as well.
 """
 
 import argparse
@@ -22,6 +24,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
+
+from kvasir_scenario.profile import read_profile, scaled, write_profile  # noqa: E402
 
 MODEL = "smollm2-135m"
 BARS = {"throughput": 0.05, "tpot_p50": 0.07, "ttft_p90": 0.15}
@@ -102,6 +106,38 @@ def take_profile(out: Path, options: Sequence[str] = PROFILE_OPTIONS) -> Path:
     return path
 
 
+class Speed:
+    """What the machine does now; the process keeps a body of the model loaded, at rest.
+
+    Args:
+        profile: The file that the suite has measured.
+    """
+
+    def __init__(self, profile: Path) -> None:
+        from kvasir_rt.model_files import find_model
+        from kvasir_rt.rescale import SpeedProbe
+        from kvasir_rt.stage_bench import ProfileOptions
+
+        self._profile = read_profile(profile)
+        options = ProfileOptions(dtype=self._profile.dtype)
+        self._probe = SpeedProbe(find_model(MODEL), self._profile, options)
+        self._taken: list[list[tuple[int, int]]] = []
+
+    def look(self) -> None:
+        """Measure once more."""
+        self._taken.append(self._probe.take())
+
+    def scaled_to(self, path: Path) -> Path:
+        """The profile at the median speed of the looks since the last call, as a file."""
+        now = [
+            (each[0][0], round(median(ns for _, ns in each)))
+            for each in zip(*self._taken, strict=True)
+        ]
+        write_profile(scaled(self._profile, now), path)
+        self._taken = []
+        return path
+
+
 def predict(scenario: Path, profile: Path, out: Path) -> dict[str, Any]:
     """The simulator's report."""
     costs = f"costs={{kind: profile, file: {profile.resolve()}}}"
@@ -148,11 +184,16 @@ def row_of(scenario: Path, simulated: dict[str, Any], real: Sequence[dict[str, A
     return Row(scenario.stem, question, figures, (verdicts[0], verdicts[1]))
 
 
-def run(scenario: Path, profile: Path, out: Path, repeats: int) -> Row:
+def run(scenario: Path, speed: Speed, out: Path, repeats: int) -> Row:
     """One scenario in both worlds."""
     directory = out / scenario.stem
     directory.mkdir(parents=True, exist_ok=True)
-    real = [measure(scenario, directory / f"real_{turn}") for turn in range(repeats)]
+    real = []
+    for turn in range(repeats):
+        speed.look()
+        real.append(measure(scenario, directory / f"real_{turn}"))
+    speed.look()
+    profile = speed.scaled_to(directory / "profile.json")
     row = row_of(scenario, predict(scenario, profile, directory / "simulated"), real)
     runs = [str(directory / name) for name in ("real_0", "simulated")]
     command("kvasir-sim", "compare", *runs, "--plot", str(directory / "scatter.png"), "--json")
@@ -206,11 +247,11 @@ def main() -> int:
         parser.error(f"no such scenario: {', '.join(sorted(unknown))}" if unknown else "--repeats")
     given.out.mkdir(parents=True, exist_ok=True)
     profile = given.profile or take_profile(given.out)
-    rows = []
+    rows, speed = [], Speed(profile)
     for scenario in scenarios:
         if given.only and scenario.stem not in given.only:
             continue
-        rows.append(run(scenario, profile, given.out, given.repeats))
+        rows.append(run(scenario, speed, given.out, given.repeats))
         print(line_of(rows[-1]), file=sys.stderr, flush=True)
     whole = document(rows, profile)
     (given.out / "fidelity.json").write_text(json.dumps(whole, indent=1) + "\n")

@@ -161,6 +161,12 @@ class ProfileCosts:
                 f"{prefill.second.sizes[0]}-{prefill.second.sizes[-1]}"
             ),
         ]
+        if profile.rescaled is not None:
+            factors = [now / then for _, then, now in profile.rescaled]
+            lines.append(
+                "scaled to the machine's speed of a later moment: holds take "
+                f"{min(factors):.2f} to {max(factors):.2f} times as long"
+            )
         if self._profile.experts is None and self._is_mixture:
             lines.append(
                 "the profile has no table of experts: rows are taken to choose the same ones, "

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir_core.errors import PlanError
+from kvasir_core.errors import PlanError, ScenarioError
 from kvasir_core.microbatch import MicroBatch
 from kvasir_rt import bench, profile
 from kvasir_rt.expert_bench import choices, measure_experts
@@ -19,6 +19,7 @@ from kvasir_rt.neighbours import Neighbours
 from kvasir_rt.stage_bench import ProfileOptions, micro_batch
 from kvasir_scenario.profile import read_profile
 from tests.rt.tiny_models import TinyModel, write_tiny_model
+from tests.sim.profile_inputs import PROFILE
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +42,38 @@ def test_a_profile_is_a_file_the_simulator_reads(tiny: Path, tmp_path: Path) -> 
     assert all(point[1] > 0 for point in found.body.rows)
     assert [point[0] for point in found.link] == [rows * 64 * 4 for rows in (1, 8, 32, 128)]
     assert 0 <= found.lap.bridge_ns < 10**9
+
+
+def test_a_profile_is_scaled_to_the_speed_of_another_moment(tiny: Path, tmp_path: Path) -> None:
+    first, again = tmp_path / "first.json", tmp_path / "again.json"
+    arguments = ["--repeats", "2", "--rows", "1,2,4,8,16", "--decodes", "1", "--contexts", "8"]
+    arguments += ["--chunks", "1", "--behind", "0", "--out", str(first)]
+    assert CliRunner().invoke(profile.command, [str(tiny), *arguments]).exception is None
+    arguments = ["--rescale", str(first), "--out", str(again), "--quiet"]
+    assert CliRunner().invoke(profile.command, [str(tiny), *arguments]).exception is None
+    before, after = read_profile(first), read_profile(again)
+    assert before.rescaled is None
+    assert after.rescaled is not None
+    assert [count for count, _, _ in after.rescaled] == [1, 2, 4, 16]
+    now = {count: ns for count, _, ns in after.rescaled}
+    found = {count: ns for count, ns, _ in after.body.rows}
+    assert all(found[count] == pytest.approx(ns, abs=1) for count, ns in now.items())
+    assert after.link == before.link
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "word"),
+    [("machine", "another", "machine"), ("model", "m", "'tiny'"), ("dtype", "bfloat16", "float32")],
+)
+def test_a_profile_of_something_else_is_not_scaled(
+    tiny: Path, tmp_path: Path, key: str, value: str, word: str
+) -> None:
+    options = ProfileOptions()
+    path = tmp_path / "profile.json"
+    known = {"machine": profile.machine_name(options), "model": "tiny"}
+    path.write_text(json.dumps(PROFILE | known | {key: value}))
+    with pytest.raises(ScenarioError, match=word):
+        profile.rescaled_now(path, tiny, "tiny", options)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a second core")

@@ -11,7 +11,13 @@ import pytest
 
 from kvasir_core.errors import ScenarioError
 from kvasir_core.plan import Plan
-from kvasir_scenario.profile import PROFILE_BYTES_MAX, Profile, read_profile, write_profile
+from kvasir_scenario.profile import (
+    PROFILE_BYTES_MAX,
+    Profile,
+    read_profile,
+    scaled,
+    write_profile,
+)
 from kvasir_scenario.schema import Scenario
 from kvasir_sim.costs import build_costs
 from kvasir_sim.costs.measured_experts import Mixture
@@ -262,3 +268,32 @@ def test_a_mixture_without_a_table_of_experts_is_told_to_be_too_fast() -> None:
     mixture = Mixture(1, zipf_shares(8, 0.0))
     costs = ProfileCosts(plan(10, 10), profile, "p.json", mixture=mixture)
     assert any("no table of experts" in line for line in costs.describe())
+
+
+def test_a_machine_half_as_fast_holds_everything_twice_as_long() -> None:
+    profile = Profile.model_validate_json(json.dumps(PROFILE))
+    slower = scaled(profile, [(1, 2 * rows_ns(1)), (64, 2 * rows_ns(64))])
+    before, after = (
+        ProfileCosts(plan(10, 20), profile, "p"),
+        ProfileCosts(plan(10, 20), slower, "p"),
+    )
+    for batch in (micro_batch((16, 128)), micro_batch((), ((0, 16),))):
+        assert after.holds(batch) == pytest.approx([2 * hold for hold in before.holds(batch)])
+    assert any("2.00 to 2.00" in line for line in after.describe())
+    assert (slower.link, slower.lap) == (profile.link, profile.lap)
+    assert read_again(slower) == slower
+
+
+def test_a_speed_that_differs_by_size_scales_each_size_by_its_own() -> None:
+    profile = Profile.model_validate_json(json.dumps(PROFILE))
+    other = scaled(profile, [(8, rows_ns(8)), (64, 3 * rows_ns(64))])
+    assert [ns for _, ns, _ in other.body.rows] == [rows_ns(1), rows_ns(8), 3 * rows_ns(64)]
+    assert {(d, c): ns for d, c, ns, _ in other.body.decode}[8, 16] == decode_ns(8, 16)
+    chunks = {(r, s): ns for r, s, ns, _ in other.body.prefill}
+    assert chunks[64, 0] == 3 * prefill_ns(64, 0)
+    assert chunks[16, 0] == pytest.approx(prefill_ns(16, 0) * (1 + 2 * 8 / 56), abs=1)
+    assert other.rescaled == [(8, rows_ns(8), rows_ns(8)), (64, rows_ns(64), 3 * rows_ns(64))]
+
+
+def read_again(profile: Profile) -> Profile:
+    return Profile.model_validate_json(json.dumps(profile.model_dump()))
