@@ -1,7 +1,6 @@
 """Against transformers, from the same file: logits within 1e-3 and equal greedy tokens in float32."""
 
 import math
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,8 @@ from kvasir_rt.gguf_file import open_gguf
 from kvasir_rt.model_files import find_model
 from kvasir_rt.tokenizer import Tokenizer, load_tokenizer
 from tests.rt.batches import forward, greedy, greedy_mixed, micro_batch, stages_of
+from tests.rt.oracles import is_greedy, load_oracle, oracle_options, oracle_shape, transformers
 from tests.rt.tiny_models import VOCAB, TinyModel, write_tiny_model
-
-transformers = pytest.importorskip("transformers", reason="the oracle is not installed")
-pytest.importorskip("accelerate", reason="transformers needs it to load a GGUF file")
 
 LOGITS_TOLERANCE = 1e-3
 TEXTS = (
@@ -30,21 +27,6 @@ TEXTS = (
     "Le chat est sur la table et",
     "x" * 40,
 )
-
-
-def load_oracle(path: Path, **options: Any) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Not ours.
-        return transformers.AutoModelForCausalLM.from_pretrained(
-            path.parent, gguf_file=path.name, dtype=torch.float32, **options
-        ).eval()
-
-
-def is_greedy(oracle: Any, prompt: list[int], output: list[int]) -> bool:
-    """Whether each token is the oracle's likeliest after what stands before it: one pass."""
-    with torch.inference_mode():
-        logits = oracle(torch.tensor([prompt + output[:-1]]), use_cache=False).logits[0]
-    return bool(logits[len(prompt) - 1 :].argmax(dim=-1).tolist() == output)
 
 
 # ------------------------------------------------------------------------------- SmolLM2
@@ -130,34 +112,6 @@ def test_smollm2_tokens_and_chat_are_those_of_transformers(
 
 
 # -------------------------------------------------------------------------- tiny models
-
-
-def oracle_shape(model: TinyModel) -> dict[str, Any]:
-    return {
-        "vocab_size": VOCAB, "hidden_size": model.hidden, "num_hidden_layers": model.layers,
-        "num_attention_heads": model.heads, "num_key_value_heads": model.kv_heads,
-        "head_dim": model.head_dim, "rms_norm_eps": 1e-6, "max_position_embeddings": model.context,
-        "rope_theta": 10_000.0, "tie_word_embeddings": model.is_tied,
-        "intermediate_size": model.ffn,
-    }  # fmt: skip
-
-
-def oracle_options(model: TinyModel) -> dict[str, Any]:
-    """What transformers' GGUF maps leave out."""
-    shared = oracle_shape(model)
-    if model.architecture == "qwen3":
-        return {"config": transformers.Qwen3Config(**shared)}
-    if model.architecture == "qwen3moe":
-        config = transformers.Qwen3MoeConfig(
-            **shared,
-            num_experts=model.experts,
-            num_experts_per_tok=model.experts_used,
-            moe_intermediate_size=model.expert_ffn,
-            norm_topk_prob=True,
-            decoder_sparse_step=1,
-        )
-        return {"config": config}
-    return {}
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
