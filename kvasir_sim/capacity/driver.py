@@ -11,6 +11,8 @@ from kvasir_sim.sweep.pool import Pool
 
 Found = TypeVar("Found")
 Row = dict[str, Any]
+Progress = Callable[[int, int, str], None]
+"""Called with the runs so far, how many there will probably be, and what they are for."""
 
 
 class Driver:
@@ -20,11 +22,22 @@ class Driver:
         runs: Simulations so far.
     """
 
-    def __init__(self, pool: Pool, progress: Callable[[int], None] | None = None) -> None:
+    def __init__(self, pool: Pool, progress: Progress | None = None) -> None:
         self.runs = 0
+        self._expected = 0
+        self._doing = ""
         self._pool = pool
         self._progress = progress
         self._rows: dict[str, Row] = {}
+
+    def expect(self, doing: str, runs: int, later: int = 0) -> None:
+        """Say what comes next and how many runs it usually takes, then and after it."""
+        self._doing, self._expected = doing, self.runs + runs + later
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._progress is not None:
+            self._progress(self.runs, max(self._expected, self.runs + 1), self._doing)
 
     def drive(self, searches: Sequence[Generator[Changes, Row, Found]]) -> list[Found]:
         """Advance all of them until each has found what it sought."""
@@ -57,8 +70,7 @@ class Driver:
             key = keys.pop(reply.number)
             self.runs += 1
             self._rows[key] = {**reply.figures, "error": reply.error}
-            if self._progress is not None:
-                self._progress(self.runs)
+            self._tell()
             for place in waiting.pop(key):
                 advance(place, self._rows[key])
         return [found[place] for place in range(len(searches))]

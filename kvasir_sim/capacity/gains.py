@@ -1,17 +1,25 @@
 """Marginal gains: what one more of each resource adds to the capacity, seed by seed.
 
-Each seed's boundary is sought again with the change, beginning where it was without: the same
-requests in the same order, so that the difference is the resource's and not luck's.
+The boundaries of a few seeds, those nearest to the capacity, are sought again with the change, each
+beginning where it was without: the same requests in the same order, so that the difference is not
+luck's. The nearest seed goes first. Where its run just beyond the boundary is the same with the
+change, figure by figure, nobody ever wanted more of the resource, and no other seed is asked. The
+others begin where the first one's boundary went.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
+from kvasir_sim.capacity.driver import Row
 from kvasir_sim.capacity.resources import Resource
 from kvasir_sim.capacity.search import Boundary, Capacity, LoadSearch
+from kvasir_sim.sweep.points import Changes
 
-NEAR_STEPS = 2  # Most resources change little; twice the step after every miss.
+SEEDS_MAX = 3  # Common random numbers: seeds differ in their capacity, hardly in its gains.
+ECHOED = frozenset({"window", "kv_blocks_total"})  # Figures that say what was given.
+RUNS_EXPECTED = 3  # Of a resource with one seed, for the bar on the screen.
+RESOURCES_EXPECTED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +30,8 @@ class Gain:
         resource: Which.
         share: Mean over the seeds, of the capacity; None if it cannot be told.
         least, most: Of one seed.
+        seeds: How many were asked.
+        is_untouched: One seed's run was the same with it.
         why_not: Why it cannot be told.
     """
 
@@ -29,26 +39,54 @@ class Gain:
     share: float | None
     least: float | None = None
     most: float | None = None
+    seeds: int = 0
+    is_untouched: bool = False
     why_not: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Seed:
+    """A seed, and the highest index that it carries without any change."""
+
+    seed: int
+    edge: int
+
+
+def runs_expected(seeds: int) -> int:
+    """How many runs the gains usually take."""
+    return RESOURCES_EXPECTED * min(seeds, SEEDS_MAX) * RUNS_EXPECTED
 
 
 def gains_of(search: LoadSearch, capacity: Capacity, resources: Sequence[Resource]) -> list[Gain]:
     """The gain of each resource, best first; those that cannot be told stand last."""
     assert capacity.index is not None, "a capacity was found"
-    seeds, start = search.seeds, capacity.index
+    first, *others = _nearest(search, capacity)
     asked = [resource for resource in resources if resource.changes is not None]
-    base = search.driver.drive([search.boundary(seed, start, NEAR_STEPS) for seed in seeds])
-    after = search.driver.drive(
+    expected = RUNS_EXPECTED * len(asked)
+    search.driver.expect("what one more brings", expected, expected * len(others))
+    leads = search.driver.drive([_lead(search, first, each.changes or ()) for each in asked])
+    moves = [None if lead is None or lead.low is None else lead.low - first.edge for lead in leads]
+    pairs = [
+        (place, move, seed)
+        for place, move in enumerate(moves)
+        if move is not None
+        for seed in others
+    ]
+    search.driver.expect("what one more brings, other seeds", RUNS_EXPECTED * len(pairs))
+    found = search.driver.drive(
         [
-            search.boundary(seed, start, NEAR_STEPS, resource.changes or ())
-            for resource in asked
-            for seed in seeds
+            search.boundary(seed.seed, seed.edge + move, 1, asked[place].changes or ())
+            for place, move, seed in pairs
         ]
     )
-    gains = [
-        _gain(search, resource, base, after[at * len(seeds) : (at + 1) * len(seeds)])
-        for at, resource in enumerate(asked)
-    ]
+    gains = []
+    for place, (resource, lead) in enumerate(zip(asked, leads, strict=True)):
+        rest = [
+            (seed, boundary)
+            for (at, _, seed), boundary in zip(pairs, found, strict=True)
+            if at == place
+        ]
+        gains.append(_gain(search, resource, None if lead is None else [(first, lead), *rest]))
     gains += [
         Gain(resource=resource, share=None, why_not=resource.why_not)
         for resource in resources
@@ -57,16 +95,43 @@ def gains_of(search: LoadSearch, capacity: Capacity, resources: Sequence[Resourc
     return sorted(gains, key=lambda gain: -1.0 if gain.share is None else gain.share, reverse=True)
 
 
+def _nearest(search: LoadSearch, capacity: Capacity) -> list[_Seed]:
+    """The seeds whose own capacity is nearest to that of all."""
+    at = capacity.index
+    assert at is not None, "a capacity was found"
+    edges = zip(search.seeds, capacity.edges, strict=True)
+    seeds = [_Seed(seed, edge) for seed, edge in edges if edge is not None]
+    assert seeds, "most seeds carry the capacity"
+    return sorted(seeds, key=lambda seed: (abs(seed.edge - at), seed.seed))[:SEEDS_MAX]
+
+
+def _lead(
+    search: LoadSearch, seed: _Seed, changes: Changes
+) -> Generator[Changes, Row, Boundary | None]:
+    """The first seed's boundary with the change; None: its run does not notice it."""
+    beyond = seed.edge + 1
+    without = yield from search.fate(beyond, seed.seed)
+    having = yield from search.fate(beyond, seed.seed, changes)
+    if having.error is None and _said(having.row) == _said(without.row):
+        return None
+    return (yield from search.boundary(seed.seed, beyond, 1, changes))
+
+
+def _said(row: Row) -> Row:
+    return {name: value for name, value in row.items() if name not in ECHOED}
+
+
 def _gain(
-    search: LoadSearch, resource: Resource, base: Sequence[Boundary], after: Sequence[Boundary]
+    search: LoadSearch, resource: Resource, found: Sequence[tuple[_Seed, Boundary]] | None
 ) -> Gain:
-    error = next((each.error for each in after if each.error is not None), None)
-    pairs = [
-        (before.low, now.low)
-        for before, now in zip(base, after, strict=True)
-        if before.low is not None and now.low is not None
-    ]
+    if found is None:
+        return Gain(resource=resource, share=0.0, least=0.0, most=0.0, seeds=1, is_untouched=True)
+    error = next((each.error for _, each in found if each.error is not None), None)
+    pairs = [(seed.edge, each.low) for seed, each in found if each.low is not None]
     if error is not None or not pairs:
         return Gain(resource=resource, share=None, why_not=error or "no load holds with it")
     shares = [search.load(now) / search.load(before) - 1 for before, now in pairs]
-    return Gain(resource=resource, share=mean(shares), least=min(shares), most=max(shares))
+    return Gain(
+        resource=resource, share=mean(shares), least=min(shares), most=max(shares),
+        seeds=len(shares),
+    )  # fmt: skip

@@ -76,6 +76,8 @@ def _gain_cells(gain: dict[str, Any]) -> tuple[str, str, str]:
     share = gain["gain_share"]
     if share is None:
         return "-", "", str(gain["why_not"])[:60]
+    if gain["is_untouched"]:
+        return "none", "", "the same run"
     if not share and not gain["gain_share_least"] and not gain["gain_share_most"]:
         return "none", "", ""
     spread = f"{gain['gain_share_least']:+.1%} to {gain['gain_share_most']:+.1%}"

@@ -10,7 +10,7 @@ from kvasir_core.errors import ScenarioError
 from kvasir_scenario.schema_workload import ClosedWorkload
 from kvasir_sim.capacity.cheapest import cheapest_ring, cheapest_workers
 from kvasir_sim.capacity.driver import Driver, Row
-from kvasir_sim.capacity.gains import Gain, gains_of
+from kvasir_sim.capacity.gains import Gain, gains_of, runs_expected
 from kvasir_sim.capacity.knob import knob_of
 from kvasir_sim.capacity.limits import read_limits, read_prices
 from kvasir_sim.capacity.resources import one_more
@@ -61,7 +61,7 @@ class Study:
     def capacity(self, driver: Driver, *, has_gains: bool) -> dict[str, Any]:
         """The highest load, what breaks beyond it, and the gains."""
         search = self._search(driver)
-        capacity = search.capacity()
+        capacity = search.capacity(runs_expected(len(self.seeds)) if has_gains else 0)
         runs = driver.runs
         gains: list[Gain] = []
         if has_gains and capacity.index is not None and capacity.at is not None:
@@ -138,6 +138,8 @@ class Study:
             "gain_share_least": gain.least,
             "gain_share_most": gain.most,
             "gain_load": extra,
+            "seeds": gain.seeds,
+            "is_untouched": gain.is_untouched,
             "usd_per_h": price,
             "gain_load_per_usd_per_h": extra / price if price and extra is not None else None,
             "why_not": gain.why_not,

@@ -3,11 +3,15 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from kvasir_sim.capacity.driver import Progress
 
 SEEDS_MAX = 100
 STAGES_MAX = 64
@@ -21,7 +25,7 @@ STAGES_MAX = 64
               help="Find the cheapest ring (or workers) that carries this load.")  # fmt: skip
 @click.option("--seeds", type=click.IntRange(1, SEEDS_MAX), default=5, show_default=True,
               help="A load holds if most of them carry it.")  # fmt: skip
-@click.option("--precision", type=click.FloatRange(0.001, 0.5), default=0.01, show_default=True,
+@click.option("--precision", type=click.FloatRange(0.001, 0.5), default=0.02, show_default=True,
               help="Ratio of neighbouring loads, less 1.")  # fmt: skip
 @click.option("--gains/--no-gains", "has_gains", default=True, help="What one more brings [yes].")
 @click.option("--price", "prices", multiple=True, metavar="NAME=USD_PER_H",
@@ -75,13 +79,24 @@ def command(
 
 
 @contextmanager
-def _progress(*, is_shown: bool) -> Iterator[Callable[[int], None] | None]:
-    """How many runs so far, on a terminal."""
+def _progress(*, is_shown: bool) -> Iterator["Progress | None"]:
+    """What is tried, how far it is, and the time left; on a terminal."""
     from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
     if not (is_shown and console.is_terminal):
         yield None
         return
-    with console.status("searching") as status:
-        yield lambda runs: status.update(f"{runs} runs")
+    columns = (
+        TextColumn("{task.description}"), BarColumn(),
+        TextColumn("{task.completed:.0f} of about {task.total:.0f} runs"),
+        TimeRemainingColumn(), TextColumn("left"),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=1)
+
+        def update(runs: int, expected: int, doing: str) -> None:
+            bar.update(task, completed=runs, total=expected, description=doing)
+
+        yield update
