@@ -4,9 +4,11 @@ PYTHON ?= python3
 BIN = $(VENV)/bin
 PIP = $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo check lint test fast notebooks fix nightly bench system
+.PHONY: demo dev check lint test fast notebooks fix nightly bench system
 demo: $(VENV)/.sim ## Set up and simulate the first scenario. No torch.
 	$(BIN)/kvasir-sim scenarios/4stage.yaml
+
+dev: $(VENV)/.dev ## Everything: runtime, torch, a small model, the tools of the tests.
 
 check: $(VENV)/.dev system lint test ## Everything that CI runs, in the order that fails soonest.
 
