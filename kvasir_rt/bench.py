@@ -21,6 +21,7 @@ from typing import Any, Self
 import click
 
 from kvasir_core.microbatch import FinishReason
+from kvasir_core.plan import STAGES_MAX, WIDTH_MAX
 from kvasir_rt import wire
 from kvasir_rt.engine import Engine, EngineOptions
 from kvasir_rt.gguf_file import open_gguf
@@ -32,6 +33,7 @@ from kvasir_rt.sampling import SamplingParams
 from kvasir_rt.serve_plan import RingOptions, plan_for
 from kvasir_rt.submission import EndEvent, EngineEvent, Submission
 from kvasir_rt.switchboard import LineOptions
+from kvasir_scenario.option_numbers import TOKENS_MAX, Whole
 
 ANSWER_S_MAX = 3600.0
 SHORTEST_ID = 300  # Below are bytes and control tokens in most vocabularies.
@@ -216,19 +218,22 @@ def compare(
     }
 
 
+RUNS_MAX = 1_000_000
+
+
 @click.command()
 @click.argument("model")
-@click.option("--stages", default=2, show_default=True)
+@click.option("--stages", type=Whole(2, STAGES_MAX), default=2, show_default=True)
 @click.option("--layers", help="Layers per stage: 18,12.")
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]))
-@click.option("--micro-batch-width", type=click.IntRange(1), default=8, show_default=True)
-@click.option("--row-width", type=click.IntRange(1), default=128, show_default=True)
-@click.option("--window", type=click.IntRange(1), help="Open micro-batches [default: auto].")
-@click.option("--requests", type=click.IntRange(1), default=16, show_default=True)
-@click.option("--prompt-tokens", type=click.IntRange(1), default=128, show_default=True)
-@click.option("--new-tokens", type=click.IntRange(1), default=64, show_default=True)
-@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--micro-batch-width", type=Whole(1, WIDTH_MAX), default=8, show_default=True)
+@click.option("--row-width", type=Whole(1, WIDTH_MAX), default=128, show_default=True)
+@click.option("--window", type=Whole(1, WIDTH_MAX), help="Open micro-batches [default: auto].")
+@click.option("--requests", type=Whole(1, RUNS_MAX), default=16, show_default=True)
+@click.option("--prompt-tokens", type=Whole(1, TOKENS_MAX), default=128, show_default=True)
+@click.option("--new-tokens", type=Whole(1, TOKENS_MAX), default=64, show_default=True)
+@click.option("--repeats", type=Whole(1, RUNS_MAX), default=3, show_default=True)
 @click.option("--pin/--no-pin", default=True, show_default=True, help="A core for each stage.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON and nothing else.")
 def command(model: str, *, as_json: bool, **given: Any) -> None:

@@ -15,7 +15,16 @@ from typing import Any
 import click
 
 from kvasir_core.errors import KvasirError
+from kvasir_core.plan import STAGES_MAX, WIDTH_MAX
 from kvasir_rt.serve_cli import expert_options, read_expert_options
+from kvasir_scenario.option_numbers import (
+    CORES_MAX,
+    SECONDS_MAX,
+    THREADS_MAX,
+    TOKENS_MAX,
+    Number,
+    Whole,
+)
 
 SCENARIO = "SCENARIO"  # The name, in the help, of the command that no name selects.
 
@@ -90,7 +99,13 @@ def group() -> None:
 
 @group.command()
 @click.argument("model")
-@click.option("--stages", default=2, show_default=True, help="Stages of the ring, at least 2.")
+@click.option(
+    "--stages",
+    type=Whole(2, STAGES_MAX),
+    default=2,
+    show_default=True,
+    help="Stages of the ring, at least 2.",
+)
 @click.option(
     "--layers",
     help="Layers per stage, head first: 18,12. Or auto: as measured [default: estimated].",
@@ -100,15 +115,17 @@ def group() -> None:
 )
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="[default: by device]")
 @click.option("--pin", is_flag=True, help="Each stage on a processor core of its own.")
-@click.option("--context", type=click.IntRange(1), help="Most tokens of a request.")
-@click.option("--row-width", type=click.IntRange(1), default=128, show_default=True)
-@click.option("--micro-batch-width", type=click.IntRange(1), default=8, show_default=True)
+@click.option("--context", type=Whole(1, TOKENS_MAX), help="Most tokens of a request.")
+@click.option("--row-width", type=Whole(1, WIDTH_MAX), default=128, show_default=True)
+@click.option("--micro-batch-width", type=Whole(1, WIDTH_MAX), default=8, show_default=True)
 @click.option("--window", default="auto", show_default=True, help="Open micro-batches, or auto.")
-@click.option("--running-max", type=click.IntRange(1), default=32, show_default=True)
-@click.option("--kv-tokens", type=click.IntRange(1), help="KV capacity of each stage, in tokens.")
+@click.option("--running-max", type=Whole(1, WIDTH_MAX), default=32, show_default=True)
+@click.option(
+    "--kv-tokens", type=Whole(1, TOKENS_MAX), help="KV capacity of each stage, in tokens."
+)
 @click.option("--packer", default="cohort", show_default=True, help="How micro-batches are made.")
 @click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
+@click.option("--port", type=Whole(0, 65535), default=8000, show_default=True)
 @click.option("--name", help="What clients call the model.")
 @click.option(
     "--api-key-file",
@@ -118,9 +135,9 @@ def group() -> None:
 @click.option(
     "--status-file", type=click.Path(path_type=Path), help="Written with address and state."
 )
-@click.option("--queue-max", type=click.IntRange(0), default=256, help="Requests that may wait.")
-@click.option("--deadline-s", type=click.FloatRange(0.001), default=600.0, show_default=True)
-@click.option("--drain-s", type=click.FloatRange(0), default=30.0, show_default=True)
+@click.option("--queue-max", type=Whole(0, TOKENS_MAX), default=256, help="Requests that may wait.")
+@click.option("--deadline-s", type=Number(0.001, SECONDS_MAX), default=600.0, show_default=True)
+@click.option("--drain-s", type=Number(0, SECONDS_MAX), default=30.0, show_default=True)
 @click.option("--remote", default="", help="Stages that join from other machines: 1,2.")
 @click.option("--ring-listen", help="HOST:PORT where those stages join.")
 @click.option("--ring-keys", type=click.Path(path_type=Path), help="Keeps the ring's keys.")
@@ -198,8 +215,8 @@ def serve(**given: Any) -> None:
 @click.option("--listen", required=True, help="HOST:PORT where the stage before this one sends.")
 @click.option("--model", required=True, help="This machine's copy of the model file.")
 @click.option("--token-file", type=click.Path(path_type=Path), help="Or set KVASIR_JOIN_TOKEN.")
-@click.option("--threads", type=click.IntRange(1), help="Compute threads.")
-@click.option("--core", type=click.IntRange(0), help="The one processor core to run on.")
+@click.option("--threads", type=Whole(1, THREADS_MAX), help="Compute threads.")
+@click.option("--core", type=Whole(0, CORES_MAX), help="The one processor core to run on.")
 def stage(
     bridge: str,
     listen: str,

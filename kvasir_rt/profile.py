@@ -24,6 +24,7 @@ from kvasir_rt.model_files import find_model, model_name
 from kvasir_rt.neighbours import Neighbours
 from kvasir_rt.rescale import SpeedProbe
 from kvasir_rt.stage_bench import ProfileOptions, StageBench, Timer, in_rounds
+from kvasir_scenario.option_numbers import THREADS_MAX, Whole
 from kvasir_scenario.profile import (
     Body,
     Crowd,
@@ -229,14 +230,14 @@ def _sizes(context: click.Context, parameter: click.Parameter, text: str) -> tup
 @click.option("--out", type=click.Path(path_type=Path), default="profile.json", show_default=True)
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32")
-@click.option("--threads", type=click.IntRange(1), default=1, help="As a stage will have.")
+@click.option("--threads", type=Whole(1, THREADS_MAX), default=1, help="As a stage will have.")
 @click.option(
     "--neighbours",
-    type=click.IntRange(0, 1024),
+    type=Whole(0, 1024),
     default=0,
     help="Measure too what so many busy stages on other cores of this machine cost one.",
 )
-@click.option("--repeats", type=click.IntRange(2), default=5, show_default=True)
+@click.option("--repeats", type=Whole(2, 1000), default=5, show_default=True)
 @click.option("--rows", callback=_sizes, default="1,2,4,8,16,32,64,128", show_default=True)
 @click.option("--decodes", callback=_sizes, default="1,4,8,16", show_default=True)
 @click.option("--contexts", callback=_sizes, default="16,128,512", show_default=True)

@@ -24,6 +24,7 @@ from kvasir_rt.serve_cli import read_access
 from kvasir_rt.switchboard import LineOptions
 from kvasir_scenario.dump import to_yaml
 from kvasir_scenario.load import load_scenario
+from kvasir_scenario.option_numbers import SEED_MAX, Number, Whole
 from kvasir_scenario.recorder import Recorder
 from kvasir_scenario.report import Labels, write_report
 from kvasir_scenario.report_schema import Report, Variant
@@ -208,9 +209,9 @@ def _every_so_often(say: Say) -> Callable[[int], None]:
 @click.command("run")
 @click.argument("scenario", type=click.Path(path_type=Path))
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set a key, as YAML.")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Overrides run.seed.")
+@click.option("--seed", type=Whole(0, SEED_MAX), help="Overrides run.seed.")
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory [runs/NAME].")
-@click.option("--speed", type=click.FloatRange(0.001, 1000), default=1.0, show_default=True)
+@click.option("--speed", type=Number(0.001, 1000), default=1.0, show_default=True)
 @click.option("--device", help="For every stage: cpu, cuda:0 [as the scenario says].")
 @click.option("--pin", is_flag=True, help="Each stage on a processor core of its own.")
 @click.option("--hub", metavar="URL", help="Share section experts with this hub's workers.")

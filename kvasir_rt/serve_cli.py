@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from kvasir_scenario.option_numbers import SEED_MAX, Whole
+
 if TYPE_CHECKING:
     from kvasir_rt.hub.dials import Origin
     from kvasir_rt.scenario_swarm import HubAccess
@@ -36,7 +38,7 @@ OPTIONS = (
     ),
     click.option(
         "--experts-overlap",
-        type=click.IntRange(1, 1024),
+        type=Whole(1, 1024),
         help="Micro-batches that a stage holds at once while experts are awaited. [default: 2]",
     ),
     click.option(
@@ -52,10 +54,10 @@ OPTIONS = (
     ),
     click.option(
         "--experts-faster",
-        type=click.IntRange(1, 1000),
+        type=Whole(1, 1000),
         help="Divide all times of the coordinators' policy by this; tell the hub the same.",
     ),
-    click.option("--experts-seed", type=click.IntRange(0), help="Of which answers are checked."),
+    click.option("--experts-seed", type=Whole(0, SEED_MAX), help="Of which answers are checked."),
     click.option(
         "--experts-events",
         type=click.Path(path_type=Path, file_okay=False),

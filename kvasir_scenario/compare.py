@@ -7,9 +7,13 @@ The reference is the first measured run, or the first run if none was measured. 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
 from kvasir_core.errors import ScenarioError
+from kvasir_scenario.complaints import first_complaint
 from kvasir_scenario.report_schema import Report, parse_report
 
 if TYPE_CHECKING:
@@ -81,16 +85,30 @@ def read_run(directory: Path) -> ComparedRun:
     """
     path = directory / "report.json"
     try:
-        if path.stat().st_size > REPORT_BYTES_MAX:
-            raise ScenarioError(f"{path}: more than {REPORT_BYTES_MAX} bytes; not a report")
-        return ComparedRun(directory, parse_report(path.read_text(encoding="utf-8")))
+        if not S_ISREG(path.stat().st_mode):
+            raise ScenarioError(f"{path}: is no file; name the directory of a finished run")
+        with path.open("rb") as file:
+            text = file.read(REPORT_BYTES_MAX + 1)
     except OSError as error:
         raise ScenarioError(
             f"{directory}: no report.json to read ({error.strerror}); name the directory of a "
             "finished run"
         ) from None
-    except (ValueError, UnicodeDecodeError) as error:
-        raise ScenarioError(f"{path}: is no report of this version: {error}") from None
+    if len(text) > REPORT_BYTES_MAX:
+        raise ScenarioError(f"{path}: more than {REPORT_BYTES_MAX:,} bytes; it is no report")
+    if not text.strip():
+        raise ScenarioError(f"{path}: is empty; run the scenario again")
+    try:
+        return ComparedRun(directory, parse_report(text.decode()))
+    except UnicodeDecodeError as error:
+        raise ScenarioError(
+            f"{path}: is no report: byte {error.start} is no UTF-8 text; run the scenario again"
+        ) from None
+    except ValidationError as error:
+        raise ScenarioError(
+            f"{path}: is no report of this version: {first_complaint(error)}; run the scenario "
+            "again to have it anew"
+        ) from None
 
 
 def compare(runs: Sequence[ComparedRun]) -> Comparison:

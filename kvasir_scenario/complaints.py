@@ -19,7 +19,9 @@ FOUND_CHARACTERS_MAX = 60
 _WANTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
     "float_type": "a number",
+    "float_parsing": "a number",
     "bool_type": "true or false",
     "string_type": "text",
     "list_type": "a list",
@@ -44,6 +46,24 @@ def scenario_error(error: ValidationError, origin: Origin) -> ScenarioError:
     more = len(lines) - COMPLAINTS_MAX
     rest = [f"{origin.label}: and {more} more"] if more > 0 else []
     return ScenarioError("\n".join(lines[:COMPLAINTS_MAX] + rest))
+
+
+def first_complaint(error: ValidationError) -> str:
+    """The first error of a document that a program wrote, by its key."""
+    details = error.errors(include_url=False)
+    detail = details[0]
+    rest = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
+    if detail["type"] == "json_invalid":
+        why = str(detail.get("ctx", {}).get("error", "it is cut off or damaged"))
+        return f"it is no JSON: {why[:200]}"
+    key = dotted(detail["loc"])
+    if detail["type"] == "missing":
+        said = "missing"
+    elif detail["type"] == "extra_forbidden":
+        said = "unknown key"
+    else:
+        said = f"found {found(detail['input'])}; {_rule(detail, detail.get('ctx', {}))}"
+    return f"{key}: {said}{rest}" if key else f"{said}{rest}"
 
 
 def _complaint(detail: ErrorDetails, data: Any) -> tuple[KeyPath, str]:

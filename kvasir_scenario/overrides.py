@@ -6,11 +6,11 @@ from typing import Any
 
 from kvasir_core.errors import ScenarioError
 from kvasir_scenario.complaints import found
+from kvasir_scenario.named_values import name_and_value, place_of
 from kvasir_scenario.origin import Origin
 from kvasir_scenario.yaml_tree import DEPTH_MAX, KeyPath, dotted, read_tree
 
 OVERRIDES_MAX = 1000
-PLACE_CHARACTERS_MAX = 80  # Enough to find the setting again in a command line.
 
 
 def apply_settings(origin: Origin, settings: Sequence[str]) -> Origin:
@@ -22,12 +22,10 @@ def apply_settings(origin: Origin, settings: Sequence[str]) -> Origin:
     if len(settings) > OVERRIDES_MAX:
         raise ScenarioError(f"--set: {len(settings)} times; at most {OVERRIDES_MAX}")
     for setting in settings:
-        place = f"--set {' '.join(setting.split())[:PLACE_CHARACTERS_MAX]}"
-        key, equals, text = setting.partition("=")
-        if not equals or not key.strip():
-            raise ScenarioError(f"{place}: it must be key.path=value, for example ring.window=1")
+        key, text = name_and_value("--set", setting, "key.path=value", "1")
+        place = place_of("--set", setting)
         tree = read_tree(text, place, is_setting=True)
-        origin = apply_change(origin, key.strip(), tree.data, place)
+        origin = apply_change(origin, key, tree.data, place)
     return origin
 
 

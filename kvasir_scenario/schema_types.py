@@ -22,6 +22,7 @@ from pydantic_core import PydanticCustomError
 COUNT_MAX = 1_000_000_000  # Requests, tokens, bytes of width: far above use, far below overflow.
 SECONDS_MAX = 1e9  # 31 years; as nanoseconds this still fits 63 bits nine times over.
 RATE_MAX = 1e18  # FLOP/s, bytes/s: a thousand times the largest device.
+PRICE_MAX = 1e6  # US dollars per hour of one device.
 BYTES_MAX = 10**15  # A petabyte; still exact as a double.
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # Becomes a folder's name and a label.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from kvasir_core.errors import KvasirError
+from kvasir_scenario.option_numbers import Whole
 
 SUBCOMMANDS = {
     "campaign": "kvasir_sim.commands.campaign",
@@ -78,14 +79,14 @@ def group() -> None:
 @click.command("run")
 @click.argument("scenario", type=click.Path(path_type=Path))
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set a key, as YAML.")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Overrides run.seed.")
+@click.option("--seed", type=Whole(0, 2**63 - 1), help="Overrides run.seed.")
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory [runs/NAME].")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON and nothing else.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors; write the files.")
 @click.option("--csv", is_flag=True, help="Write each table as CSV too.")
 @click.option("--events", is_flag=True, help="Write the scheduler's event log, events.jsonl.")
 @click.option("--plots/--no-plots", default=True, help="Draw plots (PNG) and report.html [yes].")
-@click.option("--processes", type=click.IntRange(0, 1024), help="For variants [cores - 1].")
+@click.option("--processes", type=Whole(0, 1024), help="For variants [cores - 1].")
 def simulate_command(
     scenario: Path,
     settings: tuple[str, ...],

@@ -65,10 +65,11 @@ def test_the_ring_of_the_tutorial_is_planned_and_meets_what_it_promises(tmp_path
     (text,) = re.findall(r"^```yaml\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     (tmp_path / "plan.yaml").write_text(text)
     runner = CliRunner()
-    result = runner.invoke(simulator, ["plan", str(tmp_path / "plan.yaml")])
+    planned = str(tmp_path / "planned.yaml")
+    words = ["plan", str(tmp_path / "plan.yaml"), "--out", planned]
+    result = runner.invoke(simulator, words)
     assert result.exception is None, result.output
     out = tmp_path / "run"
-    planned = str(tmp_path / "plan.planned.yaml")
     result = runner.invoke(simulator, [planned, "--out", str(out), "--no-plots", "--json"])
     assert result.exception is None, result.output
     assert json.loads(result.stdout)["verdict"]["kind"] in {"balanced", "bottlenecked", "starved"}

@@ -9,13 +9,16 @@ import click
 
 from kvasir_core.swarm.defaults import SwarmPolicy
 from kvasir_core.units import nanos
+from kvasir_scenario.option_numbers import SEED_MAX, Whole
 
+REPLICAS_MAX = 1_000_000  # More nodes than any swarm has.
+SLOTS_MAX = 1_000_000
 SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", type=click.IntRange(0, 65535), default=9000, show_default=True)
+@click.option("--port", type=Whole(0, 65535), default=9000, show_default=True)
 @click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
@@ -36,9 +39,9 @@ SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
     metavar="http://HOST:PORT",
     help="A coordinator elsewhere whose slots may be polled.",
 )
-@click.option("--base", type=click.IntRange(0), help="Replicas wanted at rest.")
-@click.option("--boost", type=click.IntRange(0), help="Replicas more under load.")
-@click.option("--threshold", type=click.IntRange(1), help="Busy slots that saturate.")
+@click.option("--base", type=Whole(0, REPLICAS_MAX), help="Replicas wanted at rest.")
+@click.option("--boost", type=Whole(0, REPLICAS_MAX), help="Replicas more under load.")
+@click.option("--threshold", type=Whole(1, SLOTS_MAX), help="Busy slots that saturate.")
 @click.option(
     "--policy",
     "settings",
@@ -46,9 +49,7 @@ SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
     metavar="NAME=VALUE",
     help="Any number of the swarm's policy, times as ..._s: hub_up_s=3.",
 )
-@click.option(
-    "--faster", type=click.IntRange(1, 1000), default=1, help="Divide all policy times by this."
-)
+@click.option("--faster", type=Whole(1, 1000), default=1, help="Divide all policy times by this.")
 @click.option(
     "--service-token-file",
     type=click.Path(path_type=Path),
@@ -61,7 +62,7 @@ SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 @click.option("--slices-bytes", default="20G", show_default=True, help="Slices kept on disk.")
 @click.option("--no-relay", is_flag=True, help="A relay runs elsewhere.")
 @click.option("--events", type=click.Path(path_type=Path), help="Write the core's event log.")
-@click.option("--seed", type=click.IntRange(0), help="Of retry times. [default: drawn]")
+@click.option("--seed", type=Whole(0, SEED_MAX), help="Of retry times. [default: drawn]")
 @click.option("--status-file", type=click.Path(path_type=Path), help="Written with the address.")
 @click.option(
     "--log-level",

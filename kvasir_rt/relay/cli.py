@@ -6,11 +6,13 @@ from typing import Any
 
 import click
 
+from kvasir_scenario.option_numbers import Whole
+
 
 @click.command("relay")
 @click.option("--hub", required=True, metavar="URL", help="The hub: http(s)://HOST:PORT.")
 @click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", type=click.IntRange(0, 65535), default=9001, show_default=True)
+@click.option("--port", type=Whole(0, 65535), default=9001, show_default=True)
 @click.option(
     "--service-token-file",
     type=click.Path(path_type=Path),

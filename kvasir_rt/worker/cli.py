@@ -6,6 +6,11 @@ from typing import Any
 
 import click
 
+from kvasir_scenario.option_numbers import SECONDS_MAX, THREADS_MAX, Number, Whole
+
+EXPERTS_MAX = 1_000_000  # Of all layers together: above what any model has.
+DELAY_MS_MAX = 3.6e6  # An hour.
+
 SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -31,33 +36,33 @@ def _size(_context: click.Context, option: click.Parameter, text: str | None) ->
 )
 @click.option("--store-bytes", default="20G", show_default=True, callback=_size)
 @click.option(
-    "--max-experts", type=click.IntRange(1), default=64, show_default=True, help="Held at once."
+    "--max-experts", type=Whole(1, EXPERTS_MAX), default=64, show_default=True, help="Held at once."
 )
 @click.option("--memory", callback=_size, help="For weights: 8G. [default: half of what is free]")
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="[default: by device]")
-@click.option("--threads", type=click.IntRange(1), help="Compute threads.")
+@click.option("--threads", type=Whole(1, THREADS_MAX), help="Compute threads.")
 @click.option("--model", help="Serve only this model.")
 @click.option(
     "--join-token-file", type=click.Path(path_type=Path), help="Where the hub invites its nodes."
 )
 @click.option(
     "--drain-s",
-    type=click.FloatRange(0),
+    type=Number(0, SECONDS_MAX),
     default=30.0,
     show_default=True,
     help="Longest wait for calls to stop coming, after SIGTERM.",
 )
 @click.option(
     "--quiet-s",
-    type=click.FloatRange(0),
+    type=Number(0, SECONDS_MAX),
     default=6.0,
     show_default=True,
     help="After SIGTERM: leave when no call came for so long.",
 )
 @click.option(
     "--delay-ms",
-    type=click.FloatRange(0),
+    type=Number(0, DELAY_MS_MAX),
     default=0.0,
     help="Hold every answer back so long: an experiment with distance.",
 )

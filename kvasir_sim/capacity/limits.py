@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvasir_core.errors import ScenarioError
-from kvasir_scenario.schema_types import SECONDS_MAX, did_you_mean
+from kvasir_scenario.named_values import name_and_value, number_of, place_of
+from kvasir_scenario.schema_types import PRICE_MAX, SECONDS_MAX, did_you_mean
 from kvasir_sim.sweep.figures import LATENCIES, STATISTICS
 
 NAMES = tuple(f"{latency}_{statistic}" for latency in LATENCIES for statistic in STATISTICS)
@@ -31,20 +32,16 @@ def read_limits(texts: Sequence[str]) -> tuple[Limit, ...]:
     """
     limits: list[Limit] = []
     for text in texts:
-        place = f"--slo {' '.join(text.split())[:80]}"
-        name, equals, value = text.partition("=")
-        name = name.strip()
-        if not equals or name not in NAMES:
-            hint = did_you_mean(name, NAMES)
-            raise ScenarioError(f"{place}: it must be NAME=SECONDS; {hint}")
-        try:
-            most_s = float(value)
-        except ValueError:
-            most_s = -1.0
-        if not 0 < most_s <= SECONDS_MAX:
-            raise ScenarioError(f"{place}: found {value!r}; it must be seconds above 0")
+        name, value = name_and_value("--slo", text, "NAME=SECONDS", "1.0")
+        if name not in NAMES:
+            raise ScenarioError(
+                f"{place_of('--slo', text)}: {name[:80]} is no latency; {did_you_mean(name, NAMES)}"
+            )
+        most_s = number_of("--slo", text, value, "seconds above 0", SECONDS_MAX)
+        if not most_s:
+            raise ScenarioError(f"{place_of('--slo', text)}: found 0; it must be seconds above 0")
         if any(limit.name == name for limit in limits):
-            raise ScenarioError(f"{place}: {name} is limited twice")
+            raise ScenarioError(f"{place_of('--slo', text)}: {name} is limited twice")
         limits.append(Limit(name, most_s))
     return tuple(limits)
 
@@ -57,19 +54,13 @@ def read_prices(texts: Sequence[str], known: Sequence[str]) -> dict[str, float]:
     """
     prices: dict[str, float] = {}
     for text in texts:
-        place = f"--price {' '.join(text.split())[:80]}"
-        name, equals, value = text.partition("=")
-        name = name.strip()
-        if not equals or name not in known:
-            hint = did_you_mean(name, known)
-            raise ScenarioError(f"{place}: it must be NAME=USD_PER_HOUR of a device; {hint}")
-        try:
-            price = float(value)
-        except ValueError:
-            price = -1.0
-        if not 0 <= price <= 1e6:
-            raise ScenarioError(f"{place}: found {value!r}; it must be US dollars per hour")
+        name, value = name_and_value("--price", text, "NAME=USD_PER_HOUR", "1.8")
+        if name not in known:
+            raise ScenarioError(
+                f"{place_of('--price', text)}: {name[:80]} is no device or worker of the "
+                f"scenario; {did_you_mean(name, known)}"
+            )
         if name in prices:
-            raise ScenarioError(f"{place}: {name} has a price twice")
-        prices[name] = price
+            raise ScenarioError(f"{place_of('--price', text)}: {name} has a price twice")
+        prices[name] = number_of("--price", text, value, "US dollars per hour", PRICE_MAX)
     return prices

@@ -10,19 +10,20 @@ from typing import Any
 
 import click
 
+from kvasir_scenario.option_numbers import Number, Whole
 from kvasir_sim.swarm.campaign import MINUTES_MAX, SEEDS_MAX, SeedResult, run_seed
 
 SECONDS_PER_HOUR = 3600
 
 
 @click.command("campaign")
-@click.option("--seeds", type=click.IntRange(1, SEEDS_MAX), default=20, show_default=True,
+@click.option("--seeds", type=Whole(1, SEEDS_MAX), default=20, show_default=True,
               help="How many.")  # fmt: skip
-@click.option("--minutes", type=click.FloatRange(1, MINUTES_MAX), default=30.0, show_default=True,
+@click.option("--minutes", type=Number(1, MINUTES_MAX), default=30.0, show_default=True,
               help="Simulated minutes with faults per seed; healing comes on top.")  # fmt: skip
-@click.option("--first-seed", type=click.IntRange(0, 2**31), default=1, show_default=True)
+@click.option("--first-seed", type=Whole(0, 2**31), default=1, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else.")
-@click.option("--processes", type=click.IntRange(1, 1024), default=1, show_default=True)
+@click.option("--processes", type=Whole(1, 1024), default=1, show_default=True)
 def command(seeds: int, minutes: float, first_seed: int, as_json: bool, processes: int) -> None:
     """Simulate SEEDS random swarms under random faults; exit 1 if a law breaks.
 

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kvasir_scenario.option_numbers import Number
+
 if TYPE_CHECKING:
     from kvasir_scenario.compare import Comparison
 
 
 @click.command("compare")
 @click.argument("run_dirs", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--max-error", type=click.FloatRange(0), help="Exit with 1 past this error (0.1).")
+@click.option("--max-error", type=Number(0, 1000), help="Exit with 1 past this error (0.1).")
 @click.option("--plot", type=click.Path(path_type=Path), help="Write per-request scatter (PNG).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def command(

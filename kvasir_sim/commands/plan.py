@@ -14,13 +14,14 @@ from kvasir_core.errors import ScenarioError
 @click.option(
     "--out",
     type=click.Path(path_type=Path, allow_dash=True),
-    help="File to write; - for standard output [SCENARIO.planned.yaml beside it].",
+    help="Write the planned scenario to this file; - for standard output.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON and write no file.")
 def command(scenario: Path, settings: tuple[str, ...], out: Path | None, as_json: bool) -> None:
-    """Choose layers, order, window, widths and KV for SCENARIO; say why; write the scenario.
+    """Choose layers, order, window, widths and KV for SCENARIO, and say why.
 
-    The written file gives every stage its layers, and runs under kvasir-sim and kvasir-rt.
+    With --out FILE the plan is written as a scenario that gives every stage its layers; it runs
+    under kvasir-sim and kvasir-rt.
     """
     from kvasir_scenario.load import load_scenario
     from kvasir_sim.plan_reasons import plan_facts, plan_yaml
@@ -31,14 +32,20 @@ def command(scenario: Path, settings: tuple[str, ...], out: Path | None, as_json
     if as_json:
         click.echo(json.dumps(plan_facts(planned), indent=2))
         return
-    is_file = str(out) != "-"
+    is_printed = str(out) == "-"
     for sentence in planned.why:
-        click.echo(f"- {sentence}", err=not is_file)
+        click.echo(f"- {sentence}", err=is_printed)
+    if out is None:
+        click.echo("Nothing was written; --out FILE.yaml writes the plan as a scenario to run.")
+        return
     text = plan_yaml(loaded, planned)
-    if not is_file:
+    if is_printed:
         click.echo(text, nl=False)
         return
-    target = scenario.with_suffix(".planned.yaml") if out is None else out
+    _write(text, out, scenario)
+
+
+def _write(text: str, target: Path, scenario: Path) -> None:
     if target.resolve() == scenario.resolve():
         raise ScenarioError(f"--out {target} is the scenario itself; give another file")
     if target.parent.resolve() != scenario.parent.resolve():

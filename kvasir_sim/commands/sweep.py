@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvasir_core.errors import ScenarioError
+from kvasir_scenario.option_numbers import Whole
 
 if TYPE_CHECKING:
     from kvasir_sim.sweep.points import Sweep
@@ -29,15 +30,15 @@ ERRORS_SHOWN = 5  # Different ones; the table has them all.
               help="An axis: v1,v2,... or start:stop:step (stop included).")  # fmt: skip
 @click.option("--sample", type=click.Choice(("sobol", "lhs")),
               help="Draw --points samples of the --range axes.")  # fmt: skip
-@click.option("--points", type=click.IntRange(1, SAMPLES_MAX), help="How many samples.")
+@click.option("--points", type=Whole(1, SAMPLES_MAX), help="How many samples.")
 @click.option("--range", "ranges", multiple=True, metavar="KEY=LO:HI",
               help="A sampled axis; whole numbers if both ends are.")  # fmt: skip
-@click.option("--seeds", type=click.IntRange(1, SEEDS_MAX), default=1, show_default=True,
+@click.option("--seeds", type=Whole(1, SEEDS_MAX), default=1, show_default=True,
               help="Runs per point, from run.seed on.")  # fmt: skip
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set a key, as YAML.")
 @click.option("--out", type=click.Path(path_type=Path),
               help="FILE.parquet or FILE.sqlite [runs/NAME-sweep.parquet].")  # fmt: skip
-@click.option("--jobs", type=click.IntRange(1, 1024), help="Processes [one per core].")
+@click.option("--jobs", type=Whole(1, 1024), help="Processes [one per core].")
 @click.option("--cluster", metavar="auto|HOST:PORT", help="Run on this Ray cluster.")
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON and nothing else.")
 def command(

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvasir_core.errors import ScenarioError
 from kvasir_scenario.complaints import found
+from kvasir_scenario.named_values import name_and_value, place_of
 from kvasir_scenario.yaml_tree import read_tree
 
 POINTS_MAX = 100_000  # A day of two cores at 1.7 s each; the table is then some 40 MB.
@@ -66,13 +67,10 @@ def read_axes(grids: Sequence[str], ranges: Sequence[str]) -> tuple[list[Axis], 
     return axes, spans
 
 
-def _split(text: str, option: str, example: str) -> tuple[str, str, str]:
+def _split(text: str, option: str, form: str, example: str) -> tuple[str, str, str]:
     """Key, value, and where it stood."""
-    place = f"{option} {' '.join(text.split())[:80]}"
-    key, equals, values = text.partition("=")
-    key = key.strip()
-    if not equals or not key:
-        raise ScenarioError(f"{place}: it must be {example}")
+    key, values = name_and_value(option, text, form, example)
+    place = place_of(option, text)
     for forbidden, why in FORBIDDEN.items():
         if key == forbidden or key.startswith(f"{forbidden}."):
             raise ScenarioError(f"{place}: {forbidden} cannot be an axis; {why}")
@@ -80,7 +78,7 @@ def _split(text: str, option: str, example: str) -> tuple[str, str, str]:
 
 
 def _axis(text: str) -> Axis:
-    key, listed, place = _split(text, "--grid", "KEY=v1,v2 or KEY=start:stop:step")
+    key, listed, place = _split(text, "--grid", "KEY=v1,v2 or KEY=start:stop:step", "1,2")
     items = read_tree(f"[{listed}]", place, is_setting=True).data
     if not isinstance(items, list) or not items:
         raise ScenarioError(f"{place}: found no value; give at least one")
@@ -146,7 +144,7 @@ def _is_whole(text: str) -> bool:
 
 
 def _range(text: str) -> Range:
-    key, given, place = _split(text, "--range", "KEY=lo:hi")
+    key, given, place = _split(text, "--range", "KEY=lo:hi", "1:8")
     parts = given.split(":")
     if len(parts) != 2:
         raise ScenarioError(f"{place}: found {given!r}; it must be lo:hi, two numbers")

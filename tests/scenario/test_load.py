@@ -74,8 +74,9 @@ def test_a_setting_may_change_a_variant() -> None:
     [
         ("ring.windw=1", "--set ring.windw=1: ring.windw: unknown key; did you mean window?"),
         ("ring.window=atuo", '--set ring.window=atuo: ring.window: found "atuo"; it must be'),
-        ("ring.window", "--set ring.window: it must be key.path=value"),
-        ("=1", "--set =1: it must be key.path=value"),
+        ("ring.window", "--set ring.window: its value is missing; it must be key.path=value, for"),
+        ("ring.window ", "for example --set ring.window=1"),
+        ("=1", "--set =1: the name is missing; it must be key.path=value"),
         ("ring..window=1", "--set ring..window=1: ring..window is no key path"),
         ("ring.stages.2.pass_s=1", "ring.stages is a list of 2; 2 must be one of its indexes"),
         ("ring.stages.-1.pass_s=1", "ring.stages is a list of 2; -1 must be one of its indexes"),

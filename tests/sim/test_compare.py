@@ -1,6 +1,9 @@
 """`compare` and `report` on finished runs."""
 
 import json
+import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -66,9 +69,54 @@ def test_scatter_is_drawn(two_runs: tuple[Path, Path], tmp_path: Path) -> None:
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match="finished run"):
         read_run(tmp_path)
-    (tmp_path / "report.json").write_text("{}")
-    with pytest.raises(ScenarioError, match="no report of this version"):
-        read_run(tmp_path)
+    with pytest.raises(ScenarioError, match=r"no report\.json to read \(Not a directory\)"):
+        read_run(Path(__file__))
+
+
+def _with(text: str, key: str, value: str) -> str:
+    changed = re.sub(rf'"{key}": [^\n{{\[]+?(,?)\n', rf'"{key}": {value}\1\n', text, count=1)
+    assert changed != text
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("breakage", "said"),
+    [
+        (lambda text: "", "is empty"),
+        (lambda text: text[: len(text) // 2], "it is no JSON: EOF while parsing"),
+        (lambda text: "{}", r"missing \(and \d+ more\)"),
+        (lambda text: "[1, 2]", "found a list of 2; "),
+        (lambda text: "[" * 100_000, "it is no JSON: recursion limit"),
+        (lambda text: _with(text, "elapsed_s", "NaN"), "elapsed_s: found nan; it must be a finite"),
+        (lambda text: _with(text, "elapsed_s", '"long"'), 'elapsed_s: found "long"; it must be a'),
+        (lambda text: _with(text, "offered", "1.5"), r"counts\.offered: found 1\.5; it must be a wh"),
+        (lambda text: text.replace('"offered"', '"ofered"', 1), r"counts\.offered: missing"),
+        (lambda text: "\udcff", "byte 0 is no UTF-8 text"),
+        (lambda text: " " * ((64 << 20) + 1), "more than 67,108,864 bytes"),
+    ],
+)  # fmt: skip
+def test_a_broken_report_is_one_line_with_file_key_and_what_is_right(
+    breakage: Callable[[str], str], said: str, two_runs: tuple[Path, Path], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    text = (two_runs[0] / "report.json").read_text()
+    path = tmp_path / "report.json"
+    path.write_bytes(breakage(text).encode(errors="surrogateescape"))
+    for words in (["report", str(tmp_path)], ["compare", str(two_runs[0]), str(tmp_path)]):
+        assert command(*words) == 2
+        complaint = capsys.readouterr().err
+        assert complaint.startswith(f"error: {path}: ")
+        assert re.search(said, complaint)
+        assert complaint.count("\n") == 1
+        assert len(complaint) < 600
+
+
+def test_a_report_that_is_no_file_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "report.json")
+    assert command("report", str(tmp_path)) == 2, "and nobody waits for a writer"
+    assert "is no file" in capsys.readouterr().err
 
 
 def test_report_rebuilds_the_pictures(

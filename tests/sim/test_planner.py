@@ -285,14 +285,18 @@ def test_the_command_says_why_and_writes_a_scenario_that_runs(
 ) -> None:
     path = tmp_path / "three.yaml"
     path.write_text(SPEEDS + LOAD)
+    planned = tmp_path / "planned.yaml"
     main(["plan", str(path)])
     out = capsys.readouterr().out
     assert "- layers 2, 7, 3: " in out
-    assert f"Plan: {tmp_path / 'three.planned.yaml'}" in out
-    main(["plan", str(tmp_path / "three.planned.yaml"), "--json"])
+    assert "Nothing was written" in out
+    assert list(tmp_path.iterdir()) == [path], "no file that nobody asked for"
+    main(["plan", str(path), "--out", str(planned)])
+    assert f"Plan: {planned}" in capsys.readouterr().out
+    main(["plan", str(planned), "--json"])
     facts = json.loads(capsys.readouterr().out)
     assert facts["layers"] == [[0, 2], [2, 9], [9, 12]]
-    assert sorted(tmp_path.iterdir()) == [tmp_path / "three.planned.yaml", path]
+    assert sorted(tmp_path.iterdir()) == [planned, path]
 
 
 def test_the_command_refuses_to_overwrite_its_question(

@@ -54,7 +54,7 @@ def test_values_are_yaml_and_ranges_include_their_stop() -> None:
         (["--grid", "ring.window=1:nan:1"], "must be a finite number"),
         (["--grid", "ring.window=1:8"], "a range is start:stop:step"),
         (["--grid", "ring.window="], "found no value"),
-        (["--grid", "ring.window"], "it must be KEY=v1,v2"),
+        (["--grid", "ring.window"], "its value is missing; it must be KEY=v1,v2"),
         (["--grid", "ring.window=1,2,1"], "1 stands there twice"),
         (["--grid", "ring.window=zero,one"], "no value of it fits"),
         (["--grid", "ring.window=1", "--grid", "ring.window=2"], "is an axis twice"),
