@@ -279,6 +279,7 @@ class Agent:
                 held_ns=now - since if since is not None else 0,
                 rows=holding.rows if holding is not None else 0,
                 traffic=dict(self._traffic.bytes),
+                experts=self.handover.beside(),
             )
         )
         wait_s = self._options.wait_s

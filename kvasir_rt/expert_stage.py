@@ -57,6 +57,11 @@ class ExpertStage:
         if blocked_ns and self._caller is not None:
             self._caller.measure(blocked_ns=blocked_ns)
 
+    def counts(self) -> wire.ExpertCounts:
+        """As of the last half second."""
+        assert self._caller is not None
+        return self._caller.counts
+
     def close(self) -> None:
         """Say goodbye to the hub."""
         if self._caller is not None:

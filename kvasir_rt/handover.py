@@ -88,6 +88,7 @@ class Handover:
         self._wake = wake
         self.waiting = 0  # Micro-batches not taken yet.
         self.holding: Holding | None = None
+        self.beside: Callable[[], wire.ExpertCounts | None] = lambda: None  # Told with each beat.
         self.slowdown = 1.0  # Holds last so many times as long as they take.
 
     # ------------------------------------------------------------------ the agent's side

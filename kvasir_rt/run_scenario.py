@@ -21,6 +21,8 @@ from kvasir_rt.ring_errors import RingDown
 from kvasir_rt.scenario_ring import RealRing, plan_layers, read_shape, ring_of
 from kvasir_rt.scenario_swarm import HubAccess, slots_server, with_experts
 from kvasir_rt.serve_cli import read_access
+from kvasir_rt.swarm_measured import SwarmMeasure
+from kvasir_rt.swarm_watch import SwarmRecorder
 from kvasir_rt.switchboard import LineOptions
 from kvasir_scenario.dump import to_yaml
 from kvasir_scenario.load import load_scenario
@@ -140,30 +142,47 @@ class RealRun:
     def _run(self, engine: Engine, say: Say) -> Report:
         scenario, speed = self._scenario, self._speed
         workload, facts = build_workload(scenario)
-        recorder = Recorder(
-            self._out,
-            self._ring.plan,
-            engine.ring.causes,
-            warmup_ns=round(nanos(scenario.run.warmup_s) / speed),
-            csv=self._csv,
-            is_overlapping=self._access is not None,
-        )
+        recorder, swarm = self._recorder(engine)
         engine.recorder = recorder
         horizon_s = scenario.run.horizon_s
         until_ns = None if horizon_s is None else round(nanos(horizon_s) / speed)
+        if swarm is not None:
+            swarm.begin()
         try:
             engine.start(say)
             if facts.failed_rows is not None:
                 arrivals = facts.failed_rows.arrival_ns
                 scaled = (arrivals / speed).round().astype(arrivals.dtype)
                 recorder.offered_many(replace(facts.failed_rows, arrival_ns=scaled))
+            if swarm is not None:
+                swarm.start()
             pacer = Pacer(engine, scenario, workload, vocabulary=self._ring.vocabulary, speed=speed)
             pacer.run(until_ns, _every_so_often(say))
             end_ns, statistics = engine.stop_recording()
             self.down_why = engine.driver.down_why
+            if swarm is not None:
+                swarm.close()
         finally:
             engine.close()
-        return recorder.close(end_ns, statistics, self._facts(facts, workload), self._labels())
+        report = recorder.close(end_ns, statistics, self._facts(facts, workload), self._labels())
+        if swarm is None:
+            return report
+        return swarm.into(report, end_ns, self._out, csv=self._csv)
+
+    def _recorder(self, engine: Engine) -> tuple[Recorder, SwarmMeasure | None]:
+        kind = Recorder if self._access is None else SwarmRecorder
+        recorder = kind(
+            self._out,
+            self._ring.plan,
+            engine.ring.causes,
+            warmup_ns=round(nanos(self._scenario.run.warmup_s) / self._speed),
+            csv=self._csv,
+            is_overlapping=self._access is not None,
+        )
+        if self._access is None:
+            return recorder, None
+        assert isinstance(recorder, SwarmRecorder)
+        return recorder, SwarmMeasure(engine, self._scenario, self._access, recorder, self._speed)
 
     def _facts(self, facts: WorkloadFacts, workload: object) -> WorkloadFacts:
         clipped = getattr(workload, "clipped", None)  # A closed loop counts while it sends.

@@ -12,7 +12,7 @@ from kvasir_rt.laps import StageTimes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSnapshot:
-    """One stage. `holding` is the micro-batch in hand as of its last beat; traffic is its own."""
+    """One stage. `holding` is the micro-batch in hand as of its last beat; counts are its own."""
 
     index: int
     layers: tuple[int, int]
@@ -25,6 +25,7 @@ class StageSnapshot:
     holding: int | None
     times: StageTimes
     traffic: dict[str, int]
+    experts: wire.ExpertCounts | None = None  # None: it has no coordinator.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,8 @@ def stage_snapshots(crew: Crew, times: tuple[StageTimes, ...]) -> tuple[StageSna
     """The crew's members with their times."""
     compute = crew.options.compute
     snapshots = []
+    has_experts = isinstance(compute, wire.ModelSpec) and compute.experts is not None
+    nothing = wire.ExpertCounts() if has_experts else None
     for member, layers, own in zip(crew.members, crew.options.plan.layers, times, strict=True):
         device = compute.devices[member.stage] if isinstance(compute, wire.ModelSpec) else "none"
         snapshots.append(
@@ -70,6 +73,7 @@ def stage_snapshots(crew: Crew, times: tuple[StageTimes, ...]) -> tuple[StageSna
                 holding=member.beat.holding if member.beat is not None else None,
                 times=own,
                 traffic=dict(member.beat.traffic) if member.beat is not None else {},
+                experts=(member.beat.experts if member.beat is not None else None) or nothing,
             )
         )
     return tuple(snapshots)

@@ -89,6 +89,9 @@ class OverlapStage(OverlapCompute, Protocol):
     def reset(self) -> None:
         """Free all KV."""
 
+    def counts(self) -> wire.ExpertCounts:
+        """What its coordinator says of itself, from any thread, at once."""
+
     def close(self) -> None:
         """End what runs beside."""
 
@@ -157,6 +160,7 @@ class StageLoop:
         loaded_compute = load_compute(assign, self._model_path)
         if isinstance(loaded_compute, OverlapStage):
             self._overlapping = loaded_compute
+            self._handover.beside = loaded_compute.counts
             self._desk = OverlapDesk(self._handover, loaded_compute, is_tail=self._is_tail)
         else:
             self._compute = loaded_compute

@@ -17,7 +17,7 @@ from kvasir_core.units import Epoch, RequestId
 from kvasir_rt.ring_errors import WireError
 from kvasir_rt.sampling import SamplingParams
 
-PROTOCOL = 2
+PROTOCOL = 3
 Buffer = bytes | memoryview
 CONTROL_BYTES_MAX = 1 << 20  # A plan of 1,024 stages takes 20 kB.
 TEXT_MAX = 4000  # Characters of an error that travels.
@@ -264,11 +264,68 @@ class Echo(Wire, tag="echo", frozen=True):
     stage_ns: int
 
 
+class ExpertCounts(Wire, frozen=True):
+    """What a stage's coordinator has done and sees now; counts are since it began.
+
+    Attributes:
+        is_connected: Its connection to the relay stands.
+        is_engaged: Experts may be computed by workers now.
+        decided: Why, or why not: `engaged`, `drained`, `blind`, `no_gain`; empty: never yet.
+        engaged_ns: How long it was so.
+        engagements: Times it changed.
+        busy: Slots of the bridge that are busy, as last read.
+        reading: How good that reading is: `ok`, `stale`, `failed`.
+        standings: Workers by the most telling standing of their slices.
+        pairs_computed: Routed pairs that the stage computed: its own share, checks, fallbacks.
+        pairs_remote: Those that entered a sum from a worker.
+        pairs_verified: Answered, computed here too, and entered from here.
+        pairs_fallback: Sent, and in the end computed here because no answer came in time.
+        refused: Parts that came back unanswered, by reason.
+        quarantined: Workers that ever were.
+        decisions: Of the core.
+        law_checks: Full checks of its invariants.
+        turn: How many times these counts have been taken.
+    """
+
+    is_connected: bool = False
+    is_engaged: bool = False
+    decided: str = ""
+    engaged_ns: int = 0
+    engagements: int = 0
+    busy: int = 0
+    slots: int = 0
+    threshold: int = 0
+    reading: str = "failed"
+    polls_missed: int = 0
+    maps_missed: int = 0
+    clock_jumps: int = 0
+    workers_known: int = 0
+    workers_attached: int = 0
+    standings: dict[str, int] = {}  # msgspec copies it.
+    pairs_computed: int = 0
+    pairs_remote: int = 0
+    pairs_verified: int = 0
+    pairs_fallback: int = 0
+    calls: int = 0
+    dispatches: int = 0
+    trials: int = 0
+    hedges: int = 0
+    checks: int = 0
+    mismatches: int = 0
+    late: int = 0
+    dropped: int = 0
+    refused: dict[str, int] = {}
+    quarantined: int = 0
+    decisions: int = 0
+    law_checks: int = 0
+    turn: int = 0
+
+
 class Beat(Wire, tag="beat", frozen=True):
     """The stage is alive, and this is what it holds.
 
     `holding` is the micro-batch in hand and `held_ns` how long the computation of it has lasted.
-    `traffic` counts bytes by kind and direction.
+    `traffic` counts bytes by kind and direction. `experts` is None without a coordinator.
     """
 
     epoch: Epoch
@@ -276,6 +333,7 @@ class Beat(Wire, tag="beat", frozen=True):
     held_ns: int
     rows: int
     traffic: dict[str, int]
+    experts: ExpertCounts | None = None
 
 
 class LinkLost(Wire, tag="link_lost", frozen=True):

@@ -44,14 +44,15 @@ class TripsPart(Part):
 
 
 class QuarantinePart(Part):
-    """Workers of one honesty, over the whole run."""
+    """Workers of one honesty, over the whole run; in a measured run all are of the kind `real`."""
 
     workers: int
     quarantined: int
     first_s_max: float | None
     """When the last of those that were quarantined was so for the first time."""
-    wrong_accepted_max: int
-    """Most wrong answers of one worker that entered a sum before it was quarantined."""
+    wrong_accepted_max: int | None
+    """Most wrong answers of one worker that entered a sum before it was quarantined; null where
+    nobody can know (a measured run)."""
 
 
 class SwarmPart(Part):
@@ -60,7 +61,7 @@ class SwarmPart(Part):
     policy: str
     """The market's: naive, dwell, or dwell with warm rejoin; and the coordinator's if another."""
     workers: int
-    """Of all classes, whether they ever came or not."""
+    """Of all classes, whether they ever came or not; measured: those that ever covered anything."""
     workers_online_max: int
     workers_covering_max: int
     target_base: int | None
@@ -98,7 +99,8 @@ class SwarmPart(Part):
     mismatches: int
     quarantined: dict[str, QuarantinePart]
     """By honesty."""
-    wrong_answers_accepted: int
+    wrong_answers_accepted: int | None
+    """null in a measured run: nobody knows."""
     output_error_mean: float | None
     """Relative error of all pairs' results, mean; those computed locally have none."""
     time_to_first_relief_s: float | None

@@ -58,13 +58,14 @@ def swarm_lines(swarm: SwarmPart) -> list[tuple[str, str]]:
     liars = [
         f"{part.quarantined} of {part.workers} {honesty.replace('_', ' ')}"
         for honesty, part in swarm.quarantined.items()
-        if honesty != "honest" or part.quarantined
+        if honesty not in ("honest", "real") or part.quarantined
     ]
     if liars:
-        error = swarm.output_error_mean
+        error, wrong = swarm.output_error_mean, swarm.wrong_answers_accepted
+        accepted = UNDEFINED if wrong is None else f"{wrong:,}"
         add(
             "Quarantined",
-            f"{', '.join(liars)}; {swarm.wrong_answers_accepted:,} wrong answers were accepted, "
+            f"{', '.join(liars)}; {accepted} wrong answers were accepted, "
             f"mean relative error of all results {UNDEFINED if error is None else f'{error:.2g}'}",
         )
     return lines

@@ -14,6 +14,7 @@ from kvasir_core.causes import Cause
 from kvasir_core.microbatch import BindingLimit
 from kvasir_core.plan import Plan
 from kvasir_core.units import NANOS_PER_SECOND
+from kvasir_rt.bridge.swarm_view import swarm_metrics, swarm_view
 from kvasir_rt.laps import StageTimes
 from kvasir_rt.ring_errors import RingDown
 from kvasir_rt.snapshot import RingSnapshot, StageSnapshot
@@ -67,6 +68,7 @@ def ring_view(model: str, snapshot: RingSnapshot) -> Json:
             "engine_cpu_s": seconds(snapshot.engine_cpu_ns),
             "traffic_bytes": snapshot.traffic,
         },
+        "swarm": swarm_view(snapshot.stages),
     }
 
 
@@ -164,6 +166,7 @@ class RingCollector(Collector):
         yield from _request_metrics(snapshot)
         yield from _ring_metrics(snapshot)
         yield from _stage_metrics(snapshot.stages)
+        yield from swarm_metrics(snapshot.stages)
 
 
 def _request_metrics(snapshot: RingSnapshot) -> Iterator[Metric]:

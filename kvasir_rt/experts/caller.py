@@ -23,6 +23,7 @@ from kvasir_core.swarm.events import AnswerChecked, StageMeasured, WorkerDetache
 from kvasir_core.swarm.statistics import CoordinatorStatistics
 from kvasir_core.swarm.words import Failure, ModelName, Session, WorkerId
 from kvasir_core.units import NANOS_PER_SECOND, Nanos
+from kvasir_rt import wire
 from kvasir_rt.experts.control import CallControl
 from kvasir_rt.experts.hub_link import CallerOptions, HubLink
 from kvasir_rt.experts.pairs import pair_sum
@@ -40,6 +41,7 @@ logger = logging.getLogger("kvasir.experts")
 
 CHECKS_WAITING_MAX = 64  # More are not made; the core forgets them after a while.
 SWEEP_S = 0.25
+COUNT_EACH = 2  # Sweeps.
 DIAL_PAUSE_S, DIAL_PAUSE_S_MAX = 0.2, 5.0
 MEASURE_NS = NANOS_PER_SECOND
 STOP_S_MAX = 10.0
@@ -75,6 +77,8 @@ class ExpertCaller:
         self._checks_waiting = 0
         self._measured_at = time.monotonic_ns()
         self._local_pairs = self._local_ns = self._blocked_ns = 0
+        self._pairs_computed = 0  # Since the beginning.
+        self.counts = wire.ExpertCounts()
         self.is_closed = False
 
     def start(self) -> None:
@@ -111,6 +115,7 @@ class ExpertCaller:
     def measure(self, *, local_pairs: int = 0, local_ns: int = 0, blocked_ns: int = 0) -> None:
         """What the compute thread did with its time; passed on about once a second."""
         self._local_pairs += local_pairs
+        self._pairs_computed += local_pairs
         self._local_ns += local_ns
         self._blocked_ns += blocked_ns
         now = time.monotonic_ns()
@@ -218,9 +223,13 @@ class ExpertCaller:
         self.control.tell(TimePassed())
 
     async def _sweep(self) -> None:
-        """Tell workers what nobody waits for any more."""
-        while True:
+        """Tell workers what nobody waits for any more, and the bridge how we do."""
+        for turn in itertools.count():
             await asyncio.sleep(SWEEP_S)
+            if turn % COUNT_EACH == 0:
+                self.counts = self.control.counts(
+                    is_connected=self.is_connected, pairs_computed=self._pairs_computed
+                )
             for flight in self.control.give_up():
                 self._forget_requests(flight)
             self.control.flush()

@@ -9,6 +9,7 @@ import logging
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol, assert_never
@@ -41,8 +42,10 @@ from kvasir_core.swarm.events import (
 )
 from kvasir_core.swarm.refusal import Refused
 from kvasir_core.swarm.statistics import CoordinatorStatistics
-from kvasir_core.swarm.words import CallId, Failure
+from kvasir_core.swarm.words import CallId, Failure, WorkerId
 from kvasir_core.units import NANOS_PER_SECOND, Nanos
+from kvasir_rt import wire
+from kvasir_rt.experts.counts import counts_of
 from kvasir_rt.experts.hub_link import CallerOptions
 from kvasir_rt.experts.pairs import Routing
 from kvasir_rt.experts.records import Answer, Flight, Key, RoutedCall, make_flight
@@ -99,6 +102,12 @@ class CallControl:
         self._arriving: Flight | None = None
         self._told = 0
         self._layers: frozenset[int] = frozenset()
+        self._failed: Counter[Failure] = Counter()
+        self._quarantined: set[WorkerId] = set()
+        self._decisions = self._turns = 0
+        self._decided = ""
+        self._engaged_ns = 0
+        self._engaged_from = Nanos(0)
 
     @property
     def now(self) -> Nanos:
@@ -111,6 +120,27 @@ class CallControl:
     def statistics(self) -> CoordinatorStatistics:
         with self.changed:
             return self._core.statistics()
+
+    def counts(self, *, is_connected: bool, pairs_computed: int) -> wire.ExpertCounts:
+        """What the bridge is told."""
+        with self.changed:
+            statistics = self._core.statistics()
+            engaged_ns = self._engaged_ns
+            if statistics.is_engaged:
+                engaged_ns += self.now - self._engaged_from
+            self._turns += 1
+            return counts_of(
+                statistics,
+                self._failed,
+                is_connected=is_connected,
+                decided=self._decided,
+                engaged_ns=Nanos(engaged_ns),
+                pairs_computed=pairs_computed,
+                quarantined=len(self._quarantined),
+                decisions=self._decisions,
+                law_checks=self._told // FULL_CHECK_EVENTS,
+                turn=self._turns,
+            )
 
     def route(self, layer: int, x: Tensor, routing: Routing) -> RoutedCall:
         """Open a call; what goes out has been handed to the network when this returns."""
@@ -162,6 +192,7 @@ class CallControl:
         with self.changed:
             if self._flights.pop(flight.key, None) is not flight:
                 return
+            self._failed[why] += 1
         self.tell(AnswerFailed(call, part, worker, flight.session, why))
 
     def give_up(self) -> list[Flight]:
@@ -190,6 +221,7 @@ class CallControl:
         if self._events is not None:
             self._events.write(event, now, decisions)
         self._told += 1
+        self._decisions += len(decisions)
         if self._told % FULL_CHECK_EVENTS == 0:
             self._core.check_invariants()
         if isinstance(event, MapFetched):
@@ -230,10 +262,14 @@ class CallControl:
             case PollSlots() | FetchMap() | Report():
                 errands.append(partial(self._network.ask, order))
             case Engage():
+                self._decided, self._engaged_from = "engaged", self.now
                 log_event(logger, "engaged")
             case Disengage(why):
+                self._decided = why
+                self._engaged_ns += self.now - self._engaged_from
                 log_event(logger, "disengaged", why=why)
             case Quarantine(worker, duration):
+                self._quarantined.add(worker)
                 seconds = duration / NANOS_PER_SECOND
                 log_event(logger, "quarantined: wrong numbers", level=logging.WARNING,
                           worker=worker, seconds=seconds)  # fmt: skip

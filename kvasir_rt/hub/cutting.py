@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,6 +22,10 @@ PIECE_BYTES = 4 << 20
 ALIGNMENT = 32
 SLICE_VERSION = 1
 HEADER_BYTES_MAX = 8192  # Of a slice: some 20 short keys and three tensors.
+
+
+Outcome = Literal["sent", "confirmed", "cut"]
+"""Of a download: it went to the last byte, the worker has these bytes already, or neither."""
 
 
 @dataclass(frozen=True, slots=True)

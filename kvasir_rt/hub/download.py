@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from kvasir_rt.bridge.errors import ApiError, error_response
-from kvasir_rt.hub.cutting import CutSlice
+from kvasir_rt.hub.cutting import CutSlice, Outcome
 from kvasir_rt.swarm.protocol import DIGEST_HEADER
 
 PIECE_BYTES: Final = 256 << 10
@@ -50,15 +50,18 @@ class SliceResponse(Response):
     Args:
         cut: What the descriptor is of.
         descriptor: Closed when the answer is over, whatever became of it.
-        ended: Called then with the bytes sent.
+        ended: Called then with the bytes sent, and what became of it.
     """
 
-    def __init__(self, cut: CutSlice, descriptor: int, ended: Callable[[int], None]) -> None:
+    def __init__(
+        self, cut: CutSlice, descriptor: int, ended: Callable[[int, Outcome], None]
+    ) -> None:
         super().__init__(None, media_type="application/octet-stream")
         self._cut = cut
         self._descriptor = descriptor
         self._ended = ended
         self._sent = 0
+        self._outcome: Outcome = "cut"
         self._etag = f'"{cut.sha256}"'
         digest = base64.b64encode(bytes.fromhex(cut.sha256)).decode()
         self.headers.update(
@@ -75,13 +78,14 @@ class SliceResponse(Response):
             await self._answer(scope, receive, send)
         finally:
             os.close(self._descriptor)
-            self._ended(self._sent)
+            self._ended(self._sent, self._outcome)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         asked = Headers(scope=scope)
         tags = [tag.strip().removeprefix("W/") for tag in asked.get("if-none-match", "").split(",")]
         if self._etag in tags or tags == ["*"]:
             self.status_code = 304
+            self._outcome = "confirmed"
             del self.headers["content-length"]
             await send({"type": "http.response.start", "status": 304, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": b""})
@@ -117,6 +121,8 @@ class SliceResponse(Response):
             start += size
             await send({"type": "http.response.body", "body": piece, "more_body": start < stop})
             self._sent += size
+        if start == self._cut.size:
+            self._outcome = "sent"
 
 
 async def _left(receive: Receive) -> None:

@@ -231,6 +231,8 @@ class HubService:
                 "cuts": self.slices.cuts,
                 "downloads": self.slices.downloads,
                 "bytes_sent": self.slices.bytes_sent,
+                "sent": self.slices.ended["sent"],
+                "confirmed": self.slices.ended["confirmed"],
             },
             "events": [asdict(entry) for entry in control.record.recent],
             "store_problem": control.store_problem,
@@ -252,10 +254,12 @@ class HubService:
         try:
             made, descriptor = await self.slices.open(found, cut)
         except BaseException:
-            self.slices.end_download(who, 0)
+            self.slices.end_download(who, 0, "cut")
             raise
         return SliceResponse(
-            made, descriptor, ended=lambda sent: self.slices.end_download(who, sent)
+            made,
+            descriptor,
+            ended=lambda sent, outcome: self.slices.end_download(who, sent, outcome),
         )
 
     # ------------------------------------------------------------------ inside

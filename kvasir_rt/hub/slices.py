@@ -16,7 +16,7 @@ from kvasir_core.errors import KvasirError
 from kvasir_core.swarm.words import ModelName, Slice
 from kvasir_rt.bridge.errors import ApiError
 from kvasir_rt.errors import ModelFileError
-from kvasir_rt.hub.cutting import CutSlice, slice_bytes, write_slice
+from kvasir_rt.hub.cutting import CutSlice, Outcome, slice_bytes, write_slice
 from kvasir_rt.hub.limits import HubLimits
 from kvasir_rt.hub.models import ExpertModel
 
@@ -51,6 +51,7 @@ class SliceStore:
         self._reserved = 0
         self.cuts = 0
         self.bytes_sent = 0
+        self.ended: Counter[Outcome] = Counter()
 
     def __len__(self) -> int:
         return len(self._cut)
@@ -148,8 +149,9 @@ class SliceStore:
             )
         self._downloads[who] += 1
 
-    def end_download(self, who: Hashable, sent: int) -> None:
+    def end_download(self, who: Hashable, sent: int, outcome: Outcome) -> None:
         self.bytes_sent += sent
+        self.ended[outcome] += 1
         self._downloads[who] -= 1
         if not self._downloads[who]:
             del self._downloads[who]

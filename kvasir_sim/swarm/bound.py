@@ -24,7 +24,8 @@ import numpy as np
 
 from kvasir_core import NANOS_PER_SECOND, Plan, nanos
 from kvasir_scenario.lengths import sampler_of
-from kvasir_scenario.schema_workload import ClosedWorkload, RateProfile, TraceWorkload
+from kvasir_scenario.schema_workload import ClosedWorkload, TraceWorkload
+from kvasir_scenario.swarm_moments import peak_phase
 from kvasir_scenario.swarm_report import BoundPart, TripsPart
 from kvasir_sim.costs import CostModel
 
@@ -33,24 +34,6 @@ if TYPE_CHECKING:
     from kvasir_sim.swarm.swarm import Swarm
 
 DRAWS = 4096  # For means of distributions.
-
-
-def peak_phase(scenario: "Scenario") -> tuple[float, float, float] | None:
-    """Start, stop (s) and rate of the busiest phase, where phases have fixed lengths."""
-    workload = scenario.workload
-    if isinstance(workload, ClosedWorkload | TraceWorkload):
-        return None
-    profile = workload.rate_per_s
-    if not isinstance(profile, RateProfile) or profile.repeat:
-        return None
-    at, best = 0.0, (0.0, 0.0, -1.0)
-    for phase in profile.phases:
-        if not isinstance(phase.for_s, float | int):
-            return None
-        if phase.rate_per_s > best[2]:
-            best = at, at + phase.for_s, phase.rate_per_s
-        at += phase.for_s
-    return best
 
 
 def mean_tokens(scenario: "Scenario") -> tuple[float, float] | None:

@@ -2,11 +2,11 @@
 
 from kvasir_core import NANOS_PER_SECOND, Plan
 from kvasir_scenario.schema_experts import Experts
-from kvasir_scenario.swarm_report import QuarantinePart, SpanPart, SwarmPart
+from kvasir_scenario.swarm_moments import Moments, TokenClock, spans_part
+from kvasir_scenario.swarm_report import QuarantinePart, SwarmPart
 from kvasir_sim.costs import CostModel
 from kvasir_sim.swarm.bound import bound_of, peak_of, trips_of
 from kvasir_sim.swarm.swarm import Swarm
-from kvasir_sim.swarm.timeline import Moments, TokenClock
 
 SECONDS_PER_HOUR = 3600
 
@@ -29,7 +29,7 @@ def swarm_part(
     changes = 0 if hub is None else hub.count("target_changes")
     blocked_ns = sum(stage.experts_ns for stage in shell.stages)
     peak = peak_of(swarm, plan, costs)
-    parts = [_span(tokens, index, span, end_ns) for index, span in enumerate(spans)]
+    parts = spans_part(tokens, spans, end_ns)
 
     def hourly(count: int) -> float | None:
         return count / hours if hours else None
@@ -60,9 +60,9 @@ def swarm_part(
         quarantined=_quarantined(swarm),
         wrong_answers_accepted=served.wrong_answers,
         output_error_mean=served.error_sum / served.pairs if served.pairs else None,
-        time_to_first_relief_s=_between(moments.knee, moments.relief),
-        time_to_full_coverage_s=_between(moments.knee, moments.full),
-        time_to_contraction_s=_between(moments.high_last, moments.contracted),
+        time_to_first_relief_s=moments.between(moments.knee, moments.relief),
+        time_to_full_coverage_s=moments.between(moments.knee, moments.full),
+        time_to_contraction_s=moments.between(moments.high_last, moments.contracted),
         blocked_by_experts_share=blocked_ns / end_ns / plan.stages if end_ns else None,
         peak=parts[0],
         rest=parts[1] if len(parts) > 1 else None,
@@ -99,24 +99,6 @@ def _counted(swarm: Swarm) -> dict[str, int]:
         "slice_starts": tally.starts,
         "slice_stops": tally.stops,
     }
-
-
-def _span(tokens: TokenClock, index: int, span: tuple[int, int], end_ns: int) -> SpanPart:
-    start, stop = span[0], min(span[1], end_ns)
-    count, gap_ns, gaps = tokens.by_span[index]
-    length_s = (stop - start) / NANOS_PER_SECOND
-    return SpanPart(
-        start_s=start / NANOS_PER_SECOND,
-        stop_s=max(start, stop) / NANOS_PER_SECOND,
-        output_tokens_per_s=count / length_s if length_s > 0 else None,
-        tpot_s=gap_ns / gaps / NANOS_PER_SECOND if gaps else None,
-    )
-
-
-def _between(start: int | None, stop: int | None) -> float | None:
-    if start is None or stop is None:
-        return None
-    return (stop - start) / NANOS_PER_SECOND
 
 
 def _quarantined(swarm: Swarm) -> dict[str, QuarantinePart]:

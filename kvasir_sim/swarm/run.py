@@ -9,18 +9,17 @@ import simpy
 from kvasir_core import Nanos, Plan, Ring, TimePassed, nanos
 from kvasir_scenario.recorder import Recorder
 from kvasir_scenario.schema import Scenario
+from kvasir_scenario.swarm_moments import TokenClock, spans_of
 from kvasir_scenario.swarm_report import SwarmPart
 from kvasir_sim.costs import CostModel
 from kvasir_sim.links import LinkCost
 from kvasir_sim.pipeline import Clock
-from kvasir_sim.swarm.bound import peak_phase
 from kvasir_sim.swarm.faults import SwarmFaults
 from kvasir_sim.swarm.report import swarm_part
 from kvasir_sim.swarm.shell import SwarmShell
 from kvasir_sim.swarm.swarm import Swarm
-from kvasir_sim.swarm.timeline import Timeline, TokenClock
+from kvasir_sim.swarm.timeline import Timeline
 
-FOR_EVER = 1 << 62
 STUCK_NS = nanos(3600)  # No lap and no outage takes so long.
 
 
@@ -41,7 +40,7 @@ class SwarmRun:
         self._plan = plan
         self._costs = costs
         self.swarm = Swarm(env, scenario, scenario.experts, plan, costs, logs)
-        self._spans = _spans(scenario)
+        self._spans = spans_of(scenario)
         self._tokens = TokenClock(self._spans)
         horizon_s = scenario.run.horizon_s
         self.timeline = Timeline(
@@ -108,12 +107,3 @@ class SwarmRun:
             self.swarm, self._plan, self._costs, self.timeline.moments, self._tokens,
             self._spans, end_ns,
         )  # fmt: skip
-
-
-def _spans(scenario: Scenario) -> tuple[tuple[int, int], ...]:
-    """The peak, and what comes before it."""
-    phase = peak_phase(scenario)
-    if phase is None:
-        return ((nanos(scenario.run.warmup_s), FOR_EVER),)
-    start, stop = nanos(phase[0]), nanos(phase[1])
-    return ((start, stop), (0, start)) if start else ((start, stop),)

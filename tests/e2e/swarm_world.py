@@ -25,7 +25,7 @@ TOKEN = "service-token-of-this-world"
 NAME = "tiny"
 UP_S = 120.0  # On a machine that does much else.
 END_S = 20.0
-SETTLE_S = 60.0
+SETTLE_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)

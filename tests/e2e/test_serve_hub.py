@@ -69,6 +69,7 @@ def _story_of_the_loop(made: World) -> None:
         until("a worker proves itself", made.has_proven_worker)
         _nobody_listens(made)
         load.wait_rounds(2 * CLIENTS)
+        _coordinators_tell_of_it(made)
     assert not load.errors
     assert all(len(texts) == 1 for texts in load.texts.values())
     until("the target falls", lambda: made.recruitment()["effective_target"] == 0)
@@ -77,6 +78,25 @@ def _story_of_the_loop(made: World) -> None:
     assert {prompt: made.complete(prompt, TOKENS) for prompt in PROMPTS} == right
     _times_add_up(made)
     assert sum(s["blocked_by"]["experts"] for s in made.ring()["stages"]) > 0
+    assert not made.ring()["swarm"]["is_engaged"]
+
+
+def _coordinators_tell_of_it(made: World) -> None:
+    """Counts begin anew with a stage's process, and a busy machine may cost one its life."""
+    until("pairs come back", lambda: made.ring()["swarm"]["pairs"]["remote"] > 0)
+    ring = made.ring()
+    first, second = ring["swarm"]["coordinators"]
+    assert (first["stage"], second["stage"]) == (0, 1)
+    assert first["saturation"]["threshold"] == second["saturation"]["threshold"] == 2
+    until("slots are read", lambda: _slots_read(made) == {ring["plan"]["running_max"]})
+    until("three are known", lambda: made.ring()["swarm"]["workers_known"] == 3)
+    assert ring["swarm"]["mismatches"] == 0
+    text = made.http.get(f"{made.url}/metrics").text
+    assert 'kvasir_swarm_pairs_total{stage="1",where="remote"}' in text
+
+
+def _slots_read(made: World) -> set[int]:
+    return {each["saturation"]["slots"] for each in made.ring()["swarm"]["coordinators"]}
 
 
 def _states(made: World) -> list[Any]:

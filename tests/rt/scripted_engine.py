@@ -39,6 +39,7 @@ from kvasir_rt.bridge.queue_clock import QueueClock
 from kvasir_rt.laps import StageTimes
 from kvasir_rt.snapshot import RingSnapshot, StageSnapshot
 from kvasir_rt.submission import EndEvent, Submission, TokenEvent
+from kvasir_rt.wire import ExpertCounts
 
 Script = Callable[[Submission], Sequence[int]]
 
@@ -118,6 +119,7 @@ class ScriptedEngine:
         self.cancelled: list[tuple[int, FinishReason]] = []
         self.submitted: list[Submission] = []
         self.laps = 0
+        self.experts: tuple[ExpertCounts, ...] = ()  # What the stages' coordinators say.
         self.recorder: QueueClock | None = None
         self._script = script
         self._lap_s = lap_s
@@ -183,6 +185,7 @@ class ScriptedEngine:
             holding=None,
             times=StageTimes(elapsed_ns, 0, 0, 0, starved, 0, 0),
             traffic={},
+            experts=self.experts[index] if self.experts else None,
         )
 
     def hold(self) -> None:

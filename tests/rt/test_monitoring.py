@@ -13,6 +13,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvasir_rt.relay.meters import metrics_of
+from kvasir_rt.wire import ExpertCounts
 from tests.rt.bridge_thread import running_bridge
 from tests.rt.hub.hubs import Coordinator, Worker, running_hub, wait_for
 from tests.rt.scripted_engine import PieceTokenizer, ScriptedEngine
@@ -34,6 +35,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What a bridge that has served and a hub that recruits say at `/metrics`."""
     found = {}
     engine = ScriptedEngine(lambda _: [97] * 5)
+    engine.experts = (ExpertCounts(is_engaged=True, pairs_remote=3), ExpertCounts())
     with running_bridge(engine, PieceTokenizer()) as bridge:
         bridge.client.post("/v1/completions", json={"prompt": "ab", "max_tokens": 3})
         found["bridge"] = bridge.client.get("/metrics").text
