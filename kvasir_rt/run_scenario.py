@@ -160,9 +160,9 @@ class RealRun:
             pacer.run(until_ns, _every_so_often(say))
             end_ns, statistics = engine.stop_recording()
             self.down_why = engine.driver.down_why
+        finally:
             if swarm is not None:
                 swarm.close()
-        finally:
             engine.close()
         report = recorder.close(end_ns, statistics, self._facts(facts, workload), self._labels())
         if swarm is None:

@@ -116,9 +116,10 @@ class SwarmWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """A last look, once the coordinators' counts are of now."""
-        self._stop.set()
-        self._thread.join()
+        """A last look, once the coordinators' counts are of now; nothing if it never looked."""
+        if self._thread.is_alive():
+            self._stop.set()
+            self._thread.join()
 
     def write(self, directory: Path, *, csv: bool) -> None:
         """`swarm.parquet`."""

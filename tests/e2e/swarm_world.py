@@ -91,16 +91,24 @@ class World:
         return hub
 
     def start_server(self, *more: str) -> subprocess.Popen[bytes]:
+        server = self.begin_server(*more)
+        self.await_server(server)
+        return server
+
+    def await_server(self, server: subprocess.Popen[bytes]) -> None:
+        """Its ring serves."""
+        self.url = self._url(server, self.root / "serve.json")
+
+    def begin_server(self, *more: str) -> subprocess.Popen[bytes]:
+        """Start it; its ring may wait for stages that join."""
         options = self.options
-        server = self.run(
+        return self.run(
             "serve", os.path.relpath(self.model_file), "--stages", "2", "--port", str(self.port),
             "--name", NAME, "--hub", self.hub_url, *self._reachable(),
             "--experts-overlap", str(options.overlap), "--experts-faster", str(options.faster),
             *_each("--experts-policy", options.policy), "--experts-events", str(self.events),
             "--status-file", str(self.root / "serve.json"), *options.serve, *more,
         )  # fmt: skip
-        self.url = self._url(server, self.root / "serve.json")
-        return server
 
     def _reachable(self) -> list[str]:
         """The bridge's options where the hub is not at loopback."""
