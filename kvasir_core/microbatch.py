@@ -66,7 +66,10 @@ class MicroBatch(NamedTuple):
     @property
     def outputs(self) -> tuple[RequestId, ...]:
         """Requests with an output row, in span order (the tail samples in this order)."""
-        return self.requests[: self.decodes] + tuple(self.requests[i] for i in self.completing)
+        decodes = self.requests[: self.decodes]
+        if not self.completing:
+            return decodes
+        return decodes + tuple(self.requests[i] for i in self.completing)
 
     @property
     def spans(self) -> tuple[Span, ...]:

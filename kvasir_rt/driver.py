@@ -8,6 +8,7 @@ engine's, uses it.
 import logging
 import threading
 import time
+from operator import sub
 from typing import TextIO
 
 from kvasir_core import eventlog
@@ -46,6 +47,8 @@ from kvasir_rt.ring_errors import WireError
 from kvasir_rt.submission import EndEvent, EngineEvent, Submission, TokenEvent
 from kvasir_rt.switchboard import Switchboard, Turn
 
+HOLDS_FIRST = 8
+HOLD_SAMPLING = 7  # Later holds: prime, so that every place of the window has its turn.
 STALL_NS = 30_000_000_000  # Micro-batches are open and nobody has one: frames were lost.
 
 log = logging.getLogger("kvasir.ring")
@@ -186,12 +189,10 @@ class Driver:
         recorder = self.recorder
         match decision:
             case Deliver(_, requests):
-                for request in requests:
-                    self._deliver(request)
+                self._deliver(requests)
             case Launch(batch):
                 self._open[batch.id] = Flight(batch, now, now)
                 self._lines.submit(lap_of(batch, self.live, composed=now + self._zero))
-                self._note_submitted()
             case Finish(request, reason):
                 if recorder is not None:
                     recorder.finished(request, now, reason)
@@ -215,33 +216,27 @@ class Driver:
                     self._record_spent(self.meter.begin_epoch())
                 self._lines.begin_epoch(epoch)
 
-    def _deliver(self, request: RequestId) -> None:
-        live, row = self.live[request], self._rows[request]
-        assert row.token is not None
-        live.history.append(row.token)
-        event = TokenEvent(request, row.token, row.logprob, row.top, live.tokens)
-        live.tokens += 1
-        self.tokens += 1
-        self._emit(live.submission, event)
-
-    def _note_submitted(self) -> None:
-        for id_, at in self._lines.take_submitted():
-            flight = self._open.get(MicroBatchId(id_))
-            if flight is not None:
-                submitted = max(at - self._zero, flight.composed)
-                self._open[flight.micro_batch.id] = flight._replace(submitted=submitted)
+    def _deliver(self, requests: tuple[RequestId, ...]) -> None:
+        for request in requests:
+            live, row = self.live[request], self._rows[request]
+            assert row.token is not None
+            live.history.append(row.token)
+            event = TokenEvent(request, row.token, row.logprob, row.top, live.tokens)
+            live.tokens += 1
+            self._emit(live.submission, event)
+        self.tokens += len(requests)
 
     # ------------------------------------------------------------------ laps
 
     def _take_result(self, result: wire.Result, body: memoryview) -> None:
-        self._note_submitted()
         if result.epoch != self.ring.epoch:
             return  # An earlier result of this round has ended the epoch.
         flight = self._open.pop(MicroBatchId(result.id), None)
         try:
             if flight is None:
                 raise WireError(f"a result came for micro-batch {result.id}, which is not open")
-            outputs = flight.micro_batch.outputs
+            batch, composed, _ = flight
+            outputs = batch.outputs
             rows = frames.unpack_rows(body, len(outputs))
         except WireError as error:
             self._lose(Loss(self.ring.plan.stages - 1, str(error), is_dead=True))
@@ -255,13 +250,13 @@ class Driver:
                 stopped = (*stopped, request)
         self.laps += 1
         self._quiet_since = None
-        stamps = self._stamps_here(result.stamps, flight.micro_batch.row_count)
-        self._pending = flight, stamps, result.spent
-        self._tell(LapEnded(flight.micro_batch.id, result.epoch, stopped))
-        if self.ring.plan.wants_stage_times:
-            measured = self.meter.measured()
-            if measured is not None:
-                self._tell(measured)
+        submitted = max(self._lines.take_submitted(batch.id) - self._zero, composed)
+        stamps = self._stamps_here(result.stamps, batch.row_count)
+        self._pending = Flight(batch, composed, submitted), stamps, result.spent
+        self._tell(LapEnded(batch.id, result.epoch, stopped))
+        measured = self.meter.measured()
+        if measured is not None and self.ring.plan.wants_stage_times:
+            self._tell(measured)
 
     def _record_lap(self, delivered: tuple[RequestId, ...], now: Nanos) -> None:
         """Account the lap whose end was just told; its time is when the core heard of it."""
@@ -289,13 +284,16 @@ class Driver:
 
     def _stamps_here(self, stamps: tuple[int, ...], rows: int) -> list[int]:
         """Stamps on the engine's clock: each stage's offset and our zero taken off."""
-        here: list[int] = []
-        for member in self._lines.crew.members:
-            shift = member.clock_offset_ns + self._zero
-            at = STAMPS * member.stage
-            here += [stamp - shift for stamp in stamps[at : at + STAMPS]]
-            member.holds.append((here[at + 2] - here[at + 1], rows))
-        return here
+        members = self._lines.crew.members
+        if not self.laps % HOLD_SAMPLING or self.laps < HOLDS_FIRST:
+            for member in members:
+                at = STAMPS * member.stage
+                member.holds.append((stamps[at + 2] - stamps[at + 1], rows))
+        zero = self._zero
+        if not any(member.clock_offset_ns for member in members):
+            return [stamp - zero for stamp in stamps]
+        shifts = [member.clock_offset_ns + zero for member in members for _ in range(STAMPS)]
+        return list(map(sub, stamps, shifts))
 
     def _lose(self, loss: Loss) -> None:
         if loss.stage in self._lost_now:

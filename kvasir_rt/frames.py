@@ -97,7 +97,7 @@ def check_lap(lap: wire.Lap, plan: Plan, stage: int) -> None:
         raise WireError(f"micro-batch {batch.id} announces {lap.body_bytes} bytes, not {body}")
 
 
-class ResultRow(msgspec.Struct, frozen=True):
+class ResultRow(msgspec.Struct, frozen=True, gc=False):
     """One sampled token with its log-probability and the likeliest alternatives.
 
     `token` is None where the model gave no finite logits.

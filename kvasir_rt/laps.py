@@ -2,6 +2,7 @@
 
 from collections import Counter, deque
 from dataclasses import dataclass
+from operator import le
 from statistics import pstdev
 from typing import NamedTuple
 
@@ -13,7 +14,6 @@ from kvasir_core.plan import Plan
 from kvasir_core.units import Nanos
 
 STAMPS = 4  # Per stage: received, start, end, sent.
-FLUSH_LAPS = 64
 REPORT_LAPS = 32  # The window follows a change of load within so many laps.
 LAPS_KEPT = 512
 
@@ -49,9 +49,7 @@ class LapMeter:
         self.bindings: Counter[BindingLimit] = Counter()
         self.spans = 0  # Of all laps together.
         self.laps_ns: deque[int] = deque(maxlen=LAPS_KEPT)
-        self._stamps: list[int] = []
-        self._composed: list[int] = []
-        self._rows = 0
+        self._laps: list[tuple[Flight, int, list[int]]] = []  # Since the last flush.
         self._last_sent = [0] * plan.stages
         self._sums = [0] * (2 * plan.stages + 1)  # Holds, links, turnaround.
         self._work: list[int] = []  # Per lap since the last report: holds and links, no waiting.
@@ -64,27 +62,24 @@ class LapMeter:
             returned: When its result was here.
             stamps: Four per stage; brought into order in place.
         """
-        batch, composed, submitted = lap
-        self.bindings[batch.binding] += 1
-        self.spans += len(batch.requests)
-        self.laps_ns.append(returned - composed)
-        self._keep_order(stamps, composed)
-        self._stamps += stamps
-        self._composed.append(composed)
-        self._rows += batch.row_count
-        self._sum(submitted, returned, stamps)
-        if len(self._composed) >= FLUSH_LAPS:
+        self._keep_order(stamps, lap.composed)
+        self._laps.append((lap, returned, stamps))
+        if len(self._laps) + len(self._work) >= REPORT_LAPS:
             self.flush()
 
     def _keep_order(self, stamps: list[int], composed: int) -> None:
         """Clocks of other hosts are known to half a round trip: never let one run backwards."""
+        last, starts = self._last_sent, stamps[1::STAMPS]
+        if composed <= stamps[0] and stamps == sorted(stamps) and all(map(le, last, starts)):
+            self._last_sent = stamps[STAMPS - 1 :: STAMPS]  # So it is on one host.
+            return
         for stage in range(self._stages):
             at = STAMPS * stage
-            floor = self._last_sent[stage]
+            floor = last[stage]
             stamps[at] = max(stamps[at], composed)
             for index in range(at + 1, at + STAMPS):
                 floor = stamps[index] = max(stamps[index], floor)
-            self._last_sent[stage] = floor
+            last[stage] = floor
 
     def _sum(self, submitted: int, returned: int, stamps: list[int]) -> None:
         sums, stages = self._sums, self._stages
@@ -100,22 +95,30 @@ class LapMeter:
         self._work.append(work)
 
     def flush(self) -> None:
-        """Bring the meters up to date."""
-        width = STAMPS * self._stages
-        laps = len(self._composed)
+        """Bring the meters up to date: all laps since the last time in one go is cheaper."""
+        laps, self._laps = self._laps, []
         if not laps:
             return
+        composed: list[int] = []
+        times: list[int] = []
+        rows = 0
+        for (batch, composed_at, submitted), returned, stamps in laps:
+            self.bindings[batch.binding] += 1
+            self.spans += len(batch.requests)
+            rows += batch.row_count
+            self.laps_ns.append(returned - composed_at)
+            self._sum(submitted, returned, stamps)
+            composed.append(composed_at)
+            times += stamps
+        width = STAMPS * self._stages
         for stage, meter in enumerate(self.meters):
             started, ended, sent = (
-                self._stamps[STAMPS * stage + part :: width] for part in range(1, STAMPS)
+                times[STAMPS * stage + part :: width] for part in range(1, STAMPS)
             )
-            meter.add(started, ended, sent, self._composed, self.causes)
-            meter.micro_batches += laps
-            meter.rows += self._rows
+            meter.add(started, ended, sent, composed, self.causes)
+            meter.micro_batches += len(laps)
+            meter.rows += rows
         self.causes.drain_before(min(meter.accounted_until for meter in self.meters))
-        self._stamps.clear()
-        self._composed.clear()
-        self._rows = 0
 
     def measured(self) -> StageTimesMeasured | None:
         """Means since the last report, once there are enough laps; they start anew."""

@@ -17,7 +17,6 @@ from zmq.utils import z85
 from kvasir_rt import wire
 from kvasir_rt.ring_errors import JoinError
 
-FRAMES_MAX = 3  # Identity, header, body.
 HEARTBEAT_MS = 2000  # On TCP, so that a half-open connection is noticed some day.
 HEARTBEAT_TIMEOUT_MS = 30_000  # Answers queue behind a large frame on a slow link.
 RECONNECT_MS = 20
@@ -26,7 +25,7 @@ CONTROL_DOMAIN = "control"
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 IPC_PATH_MAX = 100  # A UNIX socket's path holds 107 bytes.
 
-EVENTS, POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)  # Plain numbers: flags are slow to combine.
+POLLIN, NOBLOCK = int(zmq.POLLIN), int(zmq.NOBLOCK)  # Plain numbers: flags are slow to combine.
 Buffer = wire.Buffer
 Socket = zmq.SyncSocket
 Context = zmq.Context[zmq.SyncSocket]
@@ -56,6 +55,9 @@ class Received(NamedTuple):
     body: memoryview | None
 
 
+BODY_KINDS = {"lap": "boundary", "result": "tokens"}
+
+
 class Traffic:
     """Bytes by kind and direction, such as `out_boundary`; law R16 is checked on these."""
 
@@ -65,8 +67,7 @@ class Traffic:
     def add(self, direction: str, kind: str, header: int, body: int = 0) -> None:
         self.bytes[f"{direction}_{kind}"] += header
         if body:
-            body_kind = {"lap": "boundary", "result": "tokens"}[kind]
-            self.bytes[f"{direction}_{body_kind}"] += body
+            self.bytes[f"{direction}_{BODY_KINDS[kind]}"] += body
 
 
 def is_tcp(endpoint: str) -> bool:
@@ -103,7 +104,7 @@ def open_socket(context: Context, kind: int, endpoint: str, frame_max: int) -> S
 
 def has_input(socket: Socket) -> bool:
     """Whether a message waits; much cheaper than the exception of a vain `recv`."""
-    return bool(int(socket.get(EVENTS)) & POLLIN)
+    return bool(int(socket.get(zmq.EVENTS)) & POLLIN)
 
 
 def bind(socket: Socket, endpoint: str) -> str:
@@ -186,11 +187,18 @@ class Inbox:
 
     def receive(self) -> Received | None:
         """The next whole message, or None. Messages of a wrong shape are dropped here."""
-        while has_input(self.socket):
-            frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            if 2 <= len(frames) <= FRAMES_MAX:
-                body = frames[2].buffer if len(frames) == FRAMES_MAX else None
-                return Received(frames[0].bytes, frames[1].bytes, body)
+        socket = self.socket
+        while has_input(socket):
+            peer = socket.recv(NOBLOCK)  # Put by our end before whatever was sent.
+            header = last = socket.recv(NOBLOCK, copy=False)
+            body: memoryview | None = None
+            if header.more:
+                last = socket.recv(NOBLOCK, copy=False)
+                body = last.buffer
+            if not last.more:
+                return Received(peer, header.bytes, body)
+            while last.more:
+                last = socket.recv(NOBLOCK, copy=False)
         return None
 
     def send(self, peer: bytes, message: wire.Wire) -> int:
@@ -232,7 +240,7 @@ class Outlet:
 
     def receive(self) -> bytes | None:
         if has_input(self.socket):
-            return self.socket.recv(zmq.NOBLOCK)
+            return self.socket.recv(NOBLOCK)
         return None
 
     def was_disconnected(self) -> bool:

@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvasir_core.microbatch import MicroBatch
 from kvasir_core.units import RequestId
@@ -17,6 +17,10 @@ class Live:
     submission: Submission
     history: list[int]
     tokens: int = 0
+    needs_history: bool = field(init=False)  # The tail must know the tokens so far.
+
+    def __post_init__(self) -> None:
+        self.needs_history = self.submission.sampling.needs_history
 
 
 def lap_of(batch: MicroBatch, live: Mapping[RequestId, Live], *, composed: int = 0) -> wire.Lap:
@@ -25,22 +29,20 @@ def lap_of(batch: MicroBatch, live: Mapping[RequestId, Live], *, composed: int =
     Sampling parameters go with the row at position 0; the tail keeps them until the release, and a
     replay starts at 0 again.
     """
+    entries, decodes = [live[request] for request in batch.requests], batch.decodes
     ids: list[int] = []
     sampling = []
-    keeps_ids = False
-    for index, (request, start, rows) in enumerate(
-        zip(batch.requests, batch.starts, batch.rows, strict=True)
-    ):
-        entry = live[request]
-        params = entry.submission.sampling
-        ids += entry.history[start : start + rows]
-        keeps_ids |= params.needs_history
+    for entry, start in zip(entries[:decodes], batch.starts, strict=False):
+        ids.append(entry.history[start])
+    for index in range(decodes, len(entries)):
+        entry, start = entries[index], batch.starts[index]
+        ids += entry.history[start : start + batch.rows[index]]
         if start == 0:
-            sampling.append((index, params))
+            sampling.append((index, entry.submission.sampling))
     return wire.Lap(
         micro_batch=batch,
         ids=struct.pack(f"<{len(ids)}i", *ids),
-        keeps_ids=keeps_ids,
+        keeps_ids=any(entry.needs_history for entry in entries),
         sampling=tuple(sampling),
         stamps=(),
         body_bytes=0,

@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from kvasir_core.microbatch import FinishReason
 from kvasir_core.units import RequestId
 from kvasir_rt.sampling import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(msgspec.Struct, frozen=True, gc=False):  # As cheap as can be: one per token.
     """One token of a request; `index` counts them from 0. `top` is (token, log-probability)."""
 
     request_id: RequestId

@@ -115,8 +115,10 @@ class Switchboard:
         self._hears_head = False
         self._head_fault = ""  # What it sent that it must not.
         self._was_wired = False
-        self._submitted: list[tuple[int, int]] = []
+        self._submitted: dict[int, int] = {}
         self._children: set[int] = set()  # Their pidfds.
+        self._stamps_due = frames.STAMPS * self._plan.stages
+        self._spent_due = frames.SPENT * self._plan.stages * options.crew.is_overlapping
         self._poller = zmq.Poller()
         for source in (self._wake_fd, self._control.socket, self._results.socket):
             self._poller.register(source, zmq.POLLIN)
@@ -234,8 +236,10 @@ class Switchboard:
         return hello(self._plan, self._digest, self._options.crew.dtype, sender, self.crew.epoch)
 
     def _hear_head(self, head: Outlet) -> None:
-        """Take in the welcome and all credits that wait."""
-        while (frame := head.receive()) is not None:
+        """Take in the welcome, and as many credits as are needed now."""
+        while not (self._credits and self._is_head_ready):
+            if (frame := head.receive()) is None:
+                return
             self.traffic.add("in", "credit", len(frame))
             match wire.decode_edge(frame):
                 case wire.Welcome(epoch, count) | wire.Credit(epoch, count):
@@ -267,16 +271,12 @@ class Switchboard:
             elif message.peer != self._tail_peer:
                 continue
             elif isinstance(said, wire.Result):
-                if not self._is_result_shaped(said) or said.body_bytes != len(body):
+                shape = len(said.stamps), len(said.spent), said.body_bytes
+                if shape != (self._stamps_due, self._spent_due, len(body)):
                     raise WireError(f"the result of micro-batch {said.id} has a wrong shape")
                 turn.results.append((said, body))
             elif isinstance(said, wire.Release):
                 turn.releases.append(said)
-
-    def _is_result_shaped(self, said: wire.Result) -> bool:
-        stages = self._plan.stages
-        spent = frames.SPENT * stages * self._options.crew.is_overlapping
-        return len(said.stamps) == frames.STAMPS * stages and len(said.spent) == spent
 
     # ------------------------------------------------------------------ orders
 
@@ -285,36 +285,40 @@ class Switchboard:
         self._queue.append(message)
         self._flush()
 
-    def take_submitted(self) -> list[tuple[int, int]]:
-        """(micro-batch, time) of those that got the head's slot since the last call."""
-        submitted, self._submitted = self._submitted, []
-        return submitted
+    def take_submitted(self, micro_batch: int) -> int:
+        """When a micro-batch of this epoch got the head's slot; each may be asked for once."""
+        return self._submitted.pop(micro_batch)
 
     def _flush(self) -> None:
         if self._head is None:
             return
-        if not self._credits or not self._is_head_ready:
-            try:  # Only when one is needed: each look costs as much as a small message.
+        try:
+            if not self._queue:
                 self._hear_head(self._head)
-            except WireError as error:
-                self._head_fault = str(error)
-                return
-        while self._queue:
-            message = self._queue[0]
-            if isinstance(message, wire.Lap):
-                if self._credits == 0:
-                    return
-                if self._credits is not None:
-                    self._credits -= 1
-                self._submitted.append((message.micro_batch.id, monotonic()))
-            self._queue.popleft()
-            header = wire.encode(message)
-            self.traffic.add("out", type(message).__name__.lower(), len(header))
-            self._head.send(header)
+            while self._queue and self._has_slot_for(self._queue[0], self._head):
+                message = self._queue.popleft()
+                header = wire.encode(message)
+                self.traffic.add("out", type(message).__name__.lower(), len(header))
+                self._head.send(header)
+        except WireError as error:
+            self._head_fault = str(error)
+
+    def _has_slot_for(self, message: wire.Lap | wire.Release, head: Outlet) -> bool:
+        """Whether the head may be sent this now; a micro-batch uses up a credit."""
+        if isinstance(message, wire.Release):
+            return True
+        self._hear_head(head)
+        if self._credits == 0:
+            return False
+        if self._credits is not None:
+            self._credits -= 1
+        self._submitted[message.micro_batch.id] = monotonic()
+        return True
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """Drop everything older and start the barrier; absent local stages are spawned."""
         self._queue.clear()
+        self._submitted.clear()
         self._credits = 0
         self._tail_peer = None
         self._is_head_ready = self._was_wired = False
