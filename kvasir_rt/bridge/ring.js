@@ -106,6 +106,34 @@
     }));
   }
 
+  function mode(found) {
+    if (found.is_connected === false) return "no line to workers";
+    return found.is_engaged ? "engaged" : "local";
+  }
+
+  function swarm(ring) {
+    const found = ring.swarm;
+    byId("swarm").hidden = !found;
+    if (!found) return;
+    text("swarm-mode", found.is_engaged
+      ? "Engaged: busy enough that workers compute experts too."
+      : "Local: the stages compute all experts themselves.");
+    tiles("swarm-tiles", [
+      ["workers known", number(found.workers_known), "workers-known"],
+      ["workers attached", number(found.workers_attached), "workers-attached"],
+      ["pairs remote", number(found.pairs.remote), "pairs-remote"],
+      ["of all", found.share_remote_pairs === null ? "-" : percent(found.share_remote_pairs), "pairs-share"],
+      ["pairs computed here", number(found.pairs.computed), "pairs-computed"],
+      ["fallback", number(found.pairs.fallback), "pairs-fallback"],
+      ["parts hedged", number(found.hedges), "hedges"],
+      ["wrong answers", number(found.mismatches), "mismatches"],
+    ]);
+    rows("coordinators", found.coordinators.map((each) => [
+      String(each.stage), mode(each), number(each.saturation.busy) + " of " + number(each.saturation.slots),
+      number(each.pairs.remote), number(each.pairs.computed), number(each.pairs.fallback), number(each.hedges),
+    ]));
+  }
+
   live.start(function (ring) {
     document.title = ring.model + " · Kvasir ring";
     text("model", ring.model);
@@ -118,6 +146,7 @@
     byId("stages").replaceChildren(...ring.stages.map(
       (found, index) => stage(found, ring.live ? ring.live.stages[index] : null, layers)
     ));
+    swarm(ring);
     limits(ring);
     document.body.dataset.messages = Number(document.body.dataset.messages || 0) + 1;
     document.body.dataset.elapsed = ring.elapsed_s;

@@ -8,6 +8,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
+from kvasir_rt.wire import ExpertCounts
 from tests.e2e.browser import (
     WIDTHS,
     chromium,
@@ -118,6 +119,41 @@ def test_the_page_has_the_values_of_the_ring(running: Browser, server: Server) -
         }
         assert limits == {name: n for name, n in ring["binding_limits"].items() if n}
         assert problems == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_expert_workers_are_shown_where_there_is_a_hub(running: Browser, width: int) -> None:
+    engine = ScriptedEngine(lambda _: [97])
+    problems: list[str] = []
+    with running_bridge(engine, PieceTokenizer()) as bridge, tab(running, width, problems) as page:
+        page.goto(bridge.url + "/")
+        wait_for_messages(page, 1)
+        assert page.locator("#swarm").is_hidden(), "a ring without a hub"
+        engine.experts = (
+            ExpertCounts(
+                is_connected=True, is_engaged=True, busy=3, slots=4, workers_known=5,
+                workers_attached=3, pairs_computed=1060, pairs_remote=3030, pairs_fallback=2,
+                hedges=1, mismatches=4,
+            ),
+            ExpertCounts(pairs_computed=10, workers_known=1),
+        )  # fmt: skip
+        expect(page.locator("#swarm")).to_be_visible(timeout=30_000)
+        keep_screenshot(page, f"live_ring_swarm_{width}")
+        shown = {
+            name: page.locator(f"#{name}").inner_text()
+            for name in (
+                "workers-known", "workers-attached", "pairs-remote", "pairs-share",
+                "pairs-computed", "pairs-fallback", "hedges", "mismatches",
+            )
+        }  # fmt: skip
+        assert list(shown.values()) == ["5", "3", "3,030", "73.9%", "1,070", "2", "1", "4"]
+        assert page.locator("#swarm-mode").inner_text().startswith("Engaged")
+        first, second = page.locator("#coordinators tr").all_inner_texts()
+        assert first.split("\t") == ["0", "engaged", "3 of 4", "3,030", "1,060", "2", "1"]
+        assert second.split("\t") == ["1", "no line to workers", "0 of 0", "0", "10", "0", "0"]
+        assert fits(page)
+        assert overlaps(page, BLOCKS) == []
+    assert problems == []
 
 
 def test_a_key_is_asked_for_and_kept_in_memory_only(running: Browser) -> None:
