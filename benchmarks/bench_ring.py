@@ -3,9 +3,9 @@
     python benchmarks/bench_ring.py [--json] [--repeats 5] [--dtype float32] [--engine in_flight]
 
 16 requests of 128 prompt tokens and 64 new ones, all there at once; tokens per second are new
-tokens over the whole time, prefill included. Each measurement runs in a process of its own, after a
-short warm-up there; the engines take turns, `--repeats` times, so that what else the machine does
-falls on all of them. Medians, with the spread.
+tokens over the whole time, prefill included. Each engine is loaded once, in a process of its own,
+and warmed up; then they take turns, `--repeats` times, so that what else the machine does falls on
+all of them. Medians, with the spread.
 
     in_flight    two stage processes, one core each, micro-batches of 8, two in flight
     drained      the same stages and width, one micro-batch at a time
@@ -18,13 +18,12 @@ import argparse
 import hashlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,6 +31,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.turns import Loaded, serve_turns  # noqa: E402
 from kvasir_rt.bench import BenchRing, Load  # noqa: E402 - After the path, to run as a script.
 from kvasir_rt.model_files import find_model  # noqa: E402
 from kvasir_rt.serve_plan import RingOptions, plan_for  # noqa: E402
@@ -39,9 +39,9 @@ from kvasir_rt.serve_plan import RingOptions, plan_for  # noqa: E402
 DTYPES = ("float32", "bfloat16")
 CORES = 2
 WIDTH = 8
-ONE_S_MAX = 1800
 Tokens = list[list[int]]
 Measured = tuple[float, Tokens | None]  # Seconds, and the tokens where they can be compared.
+Run = Callable[[Load], Measured]
 
 
 def ring_options(load: Load, dtype: str, packer: str, width: int) -> RingOptions:
@@ -49,6 +49,7 @@ def ring_options(load: Load, dtype: str, packer: str, width: int) -> RingOptions
         stages=2,
         dtype=dtype,
         context=load.prompt_tokens + load.new_tokens,
+        row_width=2 * load.prompt_tokens,  # Half of it beside decodes: a prompt is one chunk.
         micro_batch_width=width,
         window=1 if packer == "drained" else 2,
         running_max=load.requests,
@@ -60,21 +61,22 @@ def warm_up_of(load: Load) -> Load:
     return Load(requests=load.requests, prompt_tokens=8, new_tokens=2, seed=load.seed + 1)
 
 
-def ring(model: Path, load: Load, dtype: str, packer: str) -> Measured:
+@contextmanager
+def ring(model: Path, load: Load, dtype: str, packer: str) -> Iterator[Run]:
     with BenchRing(model, ring_options(load, dtype, packer, WIDTH), pin=True) as it:
-        it.run(warm_up_of(load))
-        return it.run(load)
+        yield it.run
 
 
-def in_flight(model: Path, load: Load, dtype: str) -> Measured:
+def in_flight(model: Path, load: Load, dtype: str) -> AbstractContextManager[Run]:
     return ring(model, load, dtype, "cohort")
 
 
-def drained(model: Path, load: Load, dtype: str) -> Measured:
+def drained(model: Path, load: Load, dtype: str) -> AbstractContextManager[Run]:
     return ring(model, load, dtype, "drained")
 
 
-def one_process(model: Path, load: Load, dtype: str) -> Measured:
+@contextmanager
+def one_process(model: Path, load: Load, dtype: str) -> Iterator[Run]:
     """The core and the stage's code without any process, wire or hop between them."""
     import torch
 
@@ -94,10 +96,13 @@ def one_process(model: Path, load: Load, dtype: str) -> Measured:
             kv_tokens=plan.kv_blocks * plan.kv_block,
             dtype=dtype,
         )
-    drive_whole(whole, plan, warm_up_of(load), shape.vocab)
-    started = time.perf_counter()
-    tokens = drive_whole(whole, plan, load, shape.vocab)
-    return time.perf_counter() - started, tokens
+
+    def run(of: Load) -> Measured:
+        started = time.perf_counter()
+        tokens = drive_whole(whole, plan, of, shape.vocab)
+        return time.perf_counter() - started, tokens
+
+    yield run
 
 
 def drive_whole(whole: Any, plan: Any, load: Load, vocabulary: int) -> Tokens:
@@ -143,7 +148,9 @@ def drive_whole(whole: Any, plan: Any, load: Load, vocabulary: int) -> Tokens:
     return [history[load.prompt_tokens :] for history in histories]
 
 
-def generate(model: Path, load: Load, dtype: str) -> Measured:
+@contextmanager
+def generate(model: Path, load: Load, dtype: str) -> Iterator[Run]:
+    del load
     import torch
     import transformers
 
@@ -154,9 +161,10 @@ def generate(model: Path, load: Load, dtype: str) -> Measured:
     )
     oracle = loaded.eval()
 
-    def run(of: Load) -> Any:
+    def run(of: Load) -> Measured:
         ids = torch.tensor(of.prompts(oracle.config.vocab_size))
-        return oracle.generate(
+        started = time.perf_counter()
+        output = oracle.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=of.new_tokens,
@@ -164,17 +172,14 @@ def generate(model: Path, load: Load, dtype: str) -> Measured:
             do_sample=False,
             pad_token_id=0,
         )
+        return time.perf_counter() - started, output[:, of.prompt_tokens :].tolist()
 
     with torch.inference_mode():
-        run(warm_up_of(load))
-        started = time.perf_counter()
-        output = run(load)
-        seconds = time.perf_counter() - started
-    tokens: Tokens = output[:, load.prompt_tokens :].tolist()
-    return seconds, tokens
+        yield run
 
 
-def xllamacpp(model: Path, load: Load, dtype: str) -> Measured:
+@contextmanager
+def xllamacpp(model: Path, load: Load, dtype: str) -> Iterator[Run]:
     """`model` is the float32 file here."""
     del dtype
     import xllamacpp as llama
@@ -207,15 +212,14 @@ def xllamacpp(model: Path, load: Load, dtype: str) -> Measured:
         if answer.get("usage", {}).get("completion_tokens") != new_tokens:
             raise SystemExit(f"xllamacpp answered {str(answer)[:500]}")
 
-    def run(of: Load) -> None:
+    def run(of: Load) -> Measured:
+        prompts = of.prompts(vocabulary)
+        started = time.perf_counter()
         with ThreadPoolExecutor(of.requests) as pool:
-            prompts = of.prompts(vocabulary)
             list(pool.map(ask, prompts, [of.new_tokens] * of.requests))
+        return time.perf_counter() - started, None
 
-    run(warm_up_of(load))
-    started = time.perf_counter()
-    run(load)
-    return time.perf_counter() - started, None
+    yield run
 
 
 def vocabulary_of(model: Path) -> int:
@@ -226,7 +230,7 @@ def vocabulary_of(model: Path) -> int:
         return ModelShape.of(gguf).vocab
 
 
-ENGINES: dict[str, Callable[[Path, Load, str], Measured]] = {
+ENGINES: dict[str, Callable[[Path, Load, str], AbstractContextManager[Run]]] = {
     "in_flight": in_flight,
     "drained": drained,
     "generate": generate,
@@ -260,33 +264,25 @@ def write_float32(source: Path, target: Path) -> None:
     writer.close()
 
 
-def measure_here(engine: str, model: Path, load: Load, dtype: str) -> None:
-    """The body of one measuring process: one line of JSON."""
-    seconds, tokens = ENGINES[engine](model, load, dtype)
-    digest = None if tokens is None else hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
-    result = {"tokens_per_s": load.requests * load.new_tokens / seconds, "digest": digest}
-    print(json.dumps(result), flush=True)
+def turn(run: Run, load: Load) -> dict[str, Any]:
+    """One measurement, in the engine's own process."""
+    seconds, tokens = run(load)
+    digest = tokens and hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
+    return {"tokens_per_s": load.requests * load.new_tokens / seconds, "digest": digest}
 
 
-def measure(engine: str, model: Path, load: Load, dtype: str) -> dict[str, Any]:
-    """One measurement in a process of its own."""
+def loaded(engine: str, model: Path, load: Load, dtype: str, folder: Path) -> Loaded:
     arguments = [
         *(sys.executable, __file__, "--one", "--model", str(model)),
         *("--engine", engine, "--dtype", dtype, "--seed", str(load.seed)),
         *("--requests", str(load.requests), "--prompt-tokens", str(load.prompt_tokens)),
         *("--new-tokens", str(load.new_tokens)),
     ]
-    environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(
-        arguments, capture_output=True, text=True, timeout=ONE_S_MAX, check=False, env=environment
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"{engine} in {dtype} failed:\n{done.stderr[-3000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return result
+    return Loaded(f"{engine} in {dtype}", arguments, folder / f"{engine}.{dtype}.log")
 
 
-def compare(given: argparse.Namespace, load: Load, float32: Path) -> dict[str, dict[str, Any]]:
+def compare(given: argparse.Namespace, load: Load, folder: Path) -> dict[str, dict[str, Any]]:
+    float32 = folder / "float32.gguf"
     model = find_model(given.model)
     engines, dtypes = given.engine or list(ENGINES), given.dtype or list(DTYPES)
     pairs = [
@@ -298,13 +294,18 @@ def compare(given: argparse.Namespace, load: Load, float32: Path) -> dict[str, d
     if "xllamacpp" in {engine for engine, _ in pairs}:
         write_float32(model, float32)
     results: dict[tuple[str, str], list[dict[str, Any]]] = {pair: [] for pair in pairs}
-    for repeat in range(given.repeats):
+    with ExitStack() as stack:
+        takes_turns: dict[tuple[str, str], Loaded] = {}
         for engine, dtype in pairs:
             path = float32 if engine == "xllamacpp" else model
-            result = measure(engine, path, load, dtype)
-            results[engine, dtype].append(result)
-            rate = result["tokens_per_s"]
-            print(f"{repeat} {dtype:9} {engine:12} {rate:8.1f} tokens/s", file=sys.stderr)
+            one = loaded(engine, path, load, dtype, folder)
+            takes_turns[engine, dtype] = stack.enter_context(one)
+        for repeat in range(given.repeats):
+            for engine, dtype in pairs:
+                result = takes_turns[engine, dtype].measure()
+                results[engine, dtype].append(result)
+                rate = result["tokens_per_s"]
+                print(f"{repeat} {dtype:9} {engine:12} {rate:8.1f} tokens/s", file=sys.stderr)
     return {dtype: summary(results, dtype) for dtype in DTYPES}
 
 
@@ -360,12 +361,15 @@ def main() -> None:
         seed=given.seed,
     )
     if given.one:
-        measure_here(given.engine[0], find_model(given.model), load, given.dtype[0])
+        engine = ENGINES[given.engine[0]]
+        with engine(find_model(given.model), load, given.dtype[0]) as run:
+            run(warm_up_of(load))
+            serve_turns(lambda: turn(run, load))
         return
     with suppress(AttributeError):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
     with tempfile.TemporaryDirectory(prefix="kvasir-bench-") as folder:
-        results = compare(given, load, Path(folder) / "float32.gguf")
+        results = compare(given, load, Path(folder))
     show(results)
     if given.json:
         print(json.dumps(results))
