@@ -15,6 +15,7 @@ from kvasir_scenario.schema_types import (
     PathText,
     PositiveSeconds,
     PositiveShare,
+    Price,
     Rate,
     Seconds,
     Section,
@@ -162,6 +163,8 @@ class WorkerClass(Section):
 
     name: Name
     count: Annotated[int, Field(ge=1, le=100_000), Whole]
+    price_per_hour: Price | None = None
+    """US dollars for one of them, for `kvasir-sim capacity`; `--price` goes before it."""
     per_expert_s: PositiveSeconds
     """Time for one distinct expert of one call."""
     per_row_s: Seconds = 0.0

@@ -10,6 +10,7 @@ from kvasir_scenario.presets import ELEMENT_BYTES, MODEL_PRESETS
 from kvasir_scenario.schema_types import (
     Bytes,
     PathText,
+    Price,
     Rate,
     Section,
     broken,
@@ -117,6 +118,8 @@ class Device(Section):
     """Memory for weights and KV."""
     overhead_s: Annotated[float, Field(ge=0, le=1)] | None = None
     """Time per micro-batch that no formula covers (launches, scheduling)."""
+    price_per_hour: Price | None = None
+    """US dollars, for `kvasir-sim capacity`; `--price` goes before it."""
 
     @model_validator(mode="after")
     def _check_is_described(self) -> Self:

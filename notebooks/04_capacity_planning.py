@@ -16,19 +16,16 @@
 #
 # Four stages are to serve conversations: first token within a second for 99 of 100 requests, and then 80 ms per token for 9 of 10. How many requests per second is that, what binds, and what would more of it bring?
 #
-# `kvasir-sim capacity` answers this in one command (last section). Here the same question is asked step by step with `kvasir_sim.run`,
-# to see where the answer comes from.
+# `kvasir_sim.find_capacity` answers this in one call (last section), `kvasir-sim capacity` in one command. Here the same question is
+# asked step by step with `kvasir_sim.run`, to see where the answer comes from.
 
 # %%
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from kvasir_sim import run
+from kvasir_sim import find_capacity, run
 
 SCENARIO = Path("../scenarios/starved.yaml")
 BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#999999"
@@ -138,40 +135,26 @@ for place, value in enumerate(gains):
 plt.show()
 
 # %% [markdown]
-# ## In one command
+# ## In one call
 #
-# `kvasir-sim capacity` does the same and lists the gains of every resource. It asks more of a load: the queue must not grow in any part of
-# the run, so its answer lies a step lower here ([docs/capacity.md](../docs/capacity.md)).
+# `find_capacity` does the same, and lists the gain of one step more of every resource. It asks more of a load: the queue must not grow in
+# any part of the run, so its answer lies a step lower here ([docs/capacity.md](../docs/capacity.md)).
 
 # %%
-command = [
-    sys.executable,
-    "-m",
-    "kvasir_sim.cli",
-    "capacity",
-    str(SCENARIO),
-    "--slo",
-    f"ttft_p99={TTFT_S}",
-    "--slo",
-    f"tpot_p90={TPOT_S}",
-    "--seeds",
-    "2",
-    "--precision",
-    "0.15",
-    "--jobs",
-    "1",
-    "--no-gains",
-    "--json",
-]
-for change in [*RING[:2], LOAD.format(rate=16)]:
-    command += ["--set", change]
-answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-pd.Series(
-    {key: answer[key] for key in ("capacity", "next_load", "binding", "breaks", "runs")}
-).to_frame("")
+answer = find_capacity(
+    SCENARIO,
+    {"ttft_p99": TTFT_S, "tpot_p90": TPOT_S},
+    overrides=[*RING[:2], LOAD.format(rate=16)],
+    seeds=2,
+    precision=0.15,
+    gains=False,
+    jobs=1,
+)
+print(f"{answer.load:.3g} {answer.unit} are carried; at {answer.next_load:.3g}: {answer.breaks}")
+print(f"micro-batches end there most often because of: {answer.binding}")
 
 # %%
 assert curve.is_carried.iloc[0]
 assert not curve.is_carried.iloc[-1]
 assert gains["stages 20 % faster"] > base
-assert answer["found"]
+assert answer.load is not None

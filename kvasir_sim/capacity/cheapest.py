@@ -53,7 +53,8 @@ def cheapest_ring(
         whys = sorted({reason for outcome in outcomes for reason in outcome.why})
         tried.append({**described, "holds": holds, "why": "; ".join(whys) or None})
         if holds:
-            layers = [stage["layers"] for stage in dict(changes).get("ring.stages", [])] or None
+            stages = dict(changes)["ring.stages"]
+            layers = None if isinstance(stages, int) else [stage["layers"] for stage in stages]
             best = {**described, "layers": layers}
             return {"found": True, "best": best, "tried": tried, "ruled_out_by_planner": skipped}
     return {"found": False, "best": None, "tried": tried, "ruled_out_by_planner": skipped}
@@ -77,7 +78,7 @@ def rings(
                 f"costs of kind {scenario.costs.kind} cannot tell what another stage would take; "
                 "the cheapest ring needs stages that are alike (ring.stages: N), or roofline costs",
             )
-        names = [None]
+        names = [scenario.ring.device]
     most = min(stages_max, scenario.model.layers)
     found = list(
         itertools.islice(
@@ -98,15 +99,19 @@ def rings(
 
 
 def cost_of(devices: tuple[str | None, ...], prices: Mapping[str, float]) -> float:
-    """US dollars per hour, or the number of stages."""
-    if not prices:
+    """US dollars per hour, or the number of stages where a price is not known."""
+    if not _are_priced(devices, prices):
         return len(devices)
     return sum(prices[name] for name in devices if name is not None)
 
 
+def _are_priced(devices: tuple[str | None, ...], prices: Mapping[str, float]) -> bool:
+    return all(name in prices for name in devices)
+
+
 def describe(devices: tuple[str | None, ...], prices: Mapping[str, float]) -> Answer:
     counts = {name: devices.count(name) for name in dict.fromkeys(devices) if name is not None}
-    usd_per_h = cost_of(devices, prices) if prices else None
+    usd_per_h = cost_of(devices, prices) if _are_priced(devices, prices) else None
     return {"stages": len(devices), "devices": counts, "usd_per_h": usd_per_h}
 
 

@@ -93,7 +93,7 @@ def print_cheapest(document: dict[str, Any]) -> None:
         console.print(f"{document['name']}: nothing that was tried carries {load}")
     else:
         usd = best["usd_per_h"]
-        cost = "" if usd is None else f", {usd:,.4g} USD per hour"
+        cost = " (no prices are known)" if usd is None else f", {usd:,.4g} USD per hour"
         console.print(f"{document['name']}: {_what(best)} carries {load}{cost}")
     if "workers" in document:
         for answer in document["workers"]:

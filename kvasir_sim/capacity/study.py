@@ -27,7 +27,7 @@ PRESSING = ("row_width", "micro_batch_width", "running_cap", "kv")  # Of `kvasir
 
 
 class Study:
-    """What can be asked of one scenario.
+    """What can be asked of one scenario; prices given go before the scenario's own.
 
     Raises:
         ScenarioError: The scenario, a limit or a price is wrong.
@@ -44,9 +44,11 @@ class Study:
         self.source = source
         self.scenario = scenario = source.load()
         workers = () if scenario.experts is None else scenario.experts.workers
-        names = [*scenario.devices, *(worker.name for worker in workers)]
+        own = {name: device.price_per_hour for name, device in scenario.devices.items()}
+        own |= {worker.name: worker.price_per_hour for worker in workers}
+        known = {name: price for name, price in own.items() if price is not None}
         self.limits = read_limits(slos)
-        self.prices = read_prices(prices, names)
+        self.prices = known | read_prices(prices, list(own))
         self.knob = knob_of(scenario)
         if isinstance(scenario.workload, ClosedWorkload) and not self.limits:
             raise scenario.error(

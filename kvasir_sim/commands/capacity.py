@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING
 import click
 
 from kvasir_scenario.option_numbers import Number, Whole
+from kvasir_sim.capacity import (
+    PRECISION,
+    PRECISION_LEAST,
+    PRECISION_MOST,
+    SEEDS,
+    SEEDS_MAX,
+    STAGES,
+)
 
 if TYPE_CHECKING:
     from kvasir_sim.capacity.driver import Progress
 
-SEEDS_MAX = 100
 STAGES_MAX = 64
 
 
@@ -25,14 +32,14 @@ STAGES_MAX = 64
               help="ttft|tpot|itl|e2e _ mean|p50|p90|p99, for example ttft_p99=1.0.")  # fmt: skip
 @click.option("--rate", type=Number(0, 1e6, is_above=True),
               help="Find the cheapest ring (or workers) that carries this load.")  # fmt: skip
-@click.option("--seeds", type=Whole(1, SEEDS_MAX), default=5, show_default=True,
+@click.option("--seeds", type=Whole(1, SEEDS_MAX), default=SEEDS, show_default=True,
               help="A load holds if most of them carry it.")  # fmt: skip
-@click.option("--precision", type=Number(0.001, 0.5), default=0.02, show_default=True,
-              help="Ratio of neighbouring loads, less 1.")  # fmt: skip
+@click.option("--precision", type=Number(PRECISION_LEAST, PRECISION_MOST), default=PRECISION,
+              show_default=True, help="Ratio of neighbouring loads, less 1.")  # fmt: skip
 @click.option("--gains/--no-gains", "has_gains", default=True, help="What one more brings [yes].")
 @click.option("--price", "prices", multiple=True, metavar="NAME=USD_PER_H",
               help="Of a device or a class of workers.")  # fmt: skip
-@click.option("--stages-max", type=Whole(2, STAGES_MAX), default=16, show_default=True,
+@click.option("--stages-max", type=Whole(2, STAGES_MAX), default=STAGES, show_default=True,
               help="With --rate: most stages of a ring.")  # fmt: skip
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set a key, as YAML.")
 @click.option("--jobs", type=Whole(1, 1024), help="Processes [one per core].")

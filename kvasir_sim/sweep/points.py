@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 FORMAT = 1  # Rises when a point's figures change their meaning.
 KEY_CHARACTERS = 32  # 128 bits.
 UNHASHED = frozenset({"name", "question", "what_if", "runtime"})  # They decide no result.
+PRICE = {"price_per_hour": True}
+PRICES: dict[str, Any] = {
+    "devices": {"__all__": PRICE},
+    "experts": {"workers": {"__all__": PRICE}},
+}
+"""Nor do these."""
 SEED_MAX = 2**63 - 1
 
 Changes = tuple[tuple[str, Any], ...]
@@ -194,7 +200,7 @@ class Sweep:
 def hash_of(scenario: "Scenario", digests: dict[Path, str]) -> str:
     """The key of a run; `digests` remembers files that were read."""
     files = {text: _file_digest(path, digests) for text, path in _files(scenario)}
-    said = scenario.model_dump_json(exclude=set(UNHASHED))
+    said = scenario.model_dump_json(exclude={**dict.fromkeys(UNHASHED, True), **PRICES})
     return _digest(json.dumps([FORMAT, version("kvasir"), files, said], sort_keys=True))
 
 

@@ -16,11 +16,13 @@ from kvasir_sim.sweep import evaluate
 from kvasir_sim.sweep.axes import Range, read_axes
 from kvasir_sim.sweep.figures import FIGURES, figures_of
 from kvasir_sim.sweep.journal import journal_path
-from kvasir_sim.sweep.points import Source, Sweep
+from kvasir_sim.sweep.points import Source, Sweep, hash_of
 from kvasir_sim.sweep.run import Run, Stopped
 from kvasir_sim.sweep.samples import draw_samples
 from kvasir_sim.sweep.table import read_table
 from tests.sim.sweeps import HerePool, refusal, small, sweep_of
+
+SHIPPED = Path(__file__).parents[2] / "scenarios"
 
 
 def values_of(text: str) -> tuple[object, ...]:
@@ -96,6 +98,15 @@ def test_a_point_has_the_same_key_however_it_was_asked_for(tmp_path: Path) -> No
     path.write_text(path.read_text().replace("pass_s: 0.01", "pass_s: 0.02"))
     (other,) = sweep_of(path, "ring.window=2").points()
     assert other.key != wide.key
+
+
+def test_a_price_decides_no_result_and_changes_no_key() -> None:
+    for name, key in (("4stage", "devices.gpu"), ("moe_swarm", "experts.workers.0")):
+        path = SHIPPED / f"{name}.yaml"
+        plain = Source.of_file(path).load()
+        priced = Source.of_file(path, (f"{key}.price_per_hour=1.5",)).load()
+        assert priced != plain
+        assert hash_of(priced, {}) == hash_of(plain, {})
 
 
 def test_a_key_covers_the_contents_of_the_files_that_a_point_reads(tmp_path: Path) -> None:
