@@ -42,8 +42,20 @@ async def fetch(
 
     Raises:
         FetchError: After some tries; what has arrived stays for the next time.
-        StoreError: It does not fit, or is not what was announced.
+        StoreError: It does not fit, is not what was announced, or the disk fails.
     """
+    try:
+        return await _fetch(client, store, name, keep)
+    except TimeoutError:
+        raise  # The claim's time is over.
+    except OSError as error:  # What is served already goes on, whatever the disk does.
+        raise StoreError(f"{name}: {store.root}: {error.strerror or error}") from None
+
+
+async def _fetch(
+    client: HubClient, store: SliceStore, name: SliceName, keep: set[SliceName]
+) -> Path:
+    """Try until it is here."""
     pause_s = PAUSE_S
     problem: HubError = HubAway("it was not tried")
     for _ in range(TRIES_MAX):

@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -103,7 +104,7 @@ class SliceStore:
     def held(self) -> list[SliceName]:
         """Complete slices, used last first."""
         found = [(self._path(note.name), note) for note in self._notes()]
-        complete = [(_used_at(path), note.name) for path, note in found if path.exists()]
+        complete = [(_used_at(path), note.name) for path, note in found if path.is_file()]
         return [name for _, name in sorted(complete, key=lambda entry: -entry[0])][:SLICES_MAX]
 
     def note(self, name: SliceName) -> Note | None:
@@ -113,7 +114,7 @@ class SliceStore:
     def path(self, name: SliceName) -> Path | None:
         """The file of a complete slice."""
         path = self._path(name)
-        return path if path.exists() and self.note(name) is not None else None
+        return path if path.is_file() and self.note(name) is not None else None
 
     def begin(self, note: Note, keep: set[SliceName]) -> tuple[Path, int]:
         """Where to write a download, and how much of it is there already.
@@ -127,7 +128,8 @@ class SliceStore:
         """
         name = note.name
         part = self._part(name)
-        if self.note(name) != note:
+        if self.note(name) != note or part.is_dir():
+            self._slices.mkdir(parents=True, exist_ok=True, mode=0o700)  # Somebody emptied it.
             self.remove(name)
             self._make_room(note.size, {*keep, name})
             temporary = self._note_path(name).with_suffix(".json.part")
@@ -154,6 +156,8 @@ class SliceStore:
                 f"{note.sha256[:16]}... was announced"
             )
         path = self._path(note.name)
+        if path.is_dir():
+            shutil.rmtree(path)
         part.replace(path)
         return path
 
@@ -173,8 +177,12 @@ class SliceStore:
         return path
 
     def remove(self, name: SliceName) -> None:
+        """Whatever lies there."""
         for path in (self._path(name), self._part(name), self._note_path(name)):
-            path.unlink(missing_ok=True)
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
     @property
     def bytes_held(self) -> int:

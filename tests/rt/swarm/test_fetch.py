@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -154,6 +156,60 @@ def test_damaged_notes_are_as_if_there_was_nothing(tmp_path: Path) -> None:
         assert run_fetch(hub, tmp_path) == DATA
         (path,) = (tmp_path / "slices").glob("*.gguf")
         assert sha256_of(path) == hub.sha256
+
+
+def test_a_store_that_was_emptied_meanwhile_is_filled_again(tmp_path: Path) -> None:
+    async def story(hub: SliceHub) -> bytes:
+        store = SliceStore(tmp_path, 1 << 20)
+        client = HubClient(hub.url, Identity.fresh(), tmp_path)
+        try:
+            shutil.rmtree(tmp_path / "slices")
+            assert store.held() == []
+            return (await fetch(client, store, NAME, set())).read_bytes()
+        finally:
+            await client.close()
+            store.close()
+
+    with slice_hub(DATA) as hub:
+        assert asyncio.run(story(hub)) == DATA
+
+
+@pytest.mark.parametrize("suffix", ["gguf", "part", "json"])
+@pytest.mark.parametrize("is_fetched", [False, True])
+def test_directories_where_files_belong_are_cleared_away(
+    tmp_path: Path, suffix: str, is_fetched: bool
+) -> None:
+    with slice_hub(DATA) as hub:
+        if is_fetched:
+            run_fetch(hub, tmp_path)
+        place = tmp_path / "slices" / f"{NAME.stem}.{suffix}"
+        place.unlink(missing_ok=True)
+        (place / "inside").mkdir(parents=True)
+        store = SliceStore(tmp_path, 1 << 20)
+        assert store.held() == ([NAME] if is_fetched and suffix == "part" else [])
+        store.close()
+        assert run_fetch(hub, tmp_path) == DATA
+
+
+def test_a_full_disk_is_named_and_what_is_freed_is_used(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=200k", "none", str(disk)],
+        capture_output=True,
+        check=False,
+    )
+    if made.returncode:
+        pytest.skip(f"no small disk can be mounted here: {made.stderr.decode().strip()}")
+    try:
+        with slice_hub(DATA) as hub:
+            with pytest.raises(StoreError, match="is full"):
+                run_fetch(hub, disk)
+            subprocess.run(["mount", "-o", "remount,size=2m", str(disk)], check=True)
+            assert run_fetch(hub, disk) == DATA
+            assert hub.sent < 1.5 * len(DATA)  # It went on where it stopped.
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_two_workers_do_not_share_a_store(tmp_path: Path) -> None:
