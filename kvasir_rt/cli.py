@@ -17,6 +17,7 @@ import click
 from kvasir_core.errors import KvasirError
 from kvasir_core.plan import STAGES_MAX, WIDTH_MAX
 from kvasir_rt.serve_cli import expert_options, read_expert_options
+from kvasir_scenario.digits import whole_number
 from kvasir_scenario.option_numbers import (
     CORES_MAX,
     SECONDS_MAX,
@@ -26,6 +27,7 @@ from kvasir_scenario.option_numbers import (
     Whole,
 )
 
+STAGES_DEFAULT = 2
 SCENARIO = "SCENARIO"  # The name, in the help, of the command that no name selects.
 
 # Commands with a module of their own: name -> (module, attribute, help). Imported when used.
@@ -102,9 +104,7 @@ def group() -> None:
 @click.option(
     "--stages",
     type=Whole(2, STAGES_MAX),
-    default=2,
-    show_default=True,
-    help="Stages of the ring, at least 2.",
+    help="Stages of the ring, at least 2 [default: 2, or as --layers says].",
 )
 @click.option(
     "--layers",
@@ -161,15 +161,16 @@ def serve(**given: Any) -> None:
     With --hub, routed experts of a mixture-of-experts model may be computed by workers under load.
     """
     from kvasir_rt import logs
+    from kvasir_rt.api_key import read_api_key
     from kvasir_rt.bridge.limits import Limits
-    from kvasir_rt.serve import ServeOptions, read_api_key
+    from kvasir_rt.serve import ServeOptions
     from kvasir_rt.serve import serve as run
     from kvasir_rt.serve_plan import RingOptions
 
     logs.configure(level=given["log_level"], form=given["log_form"])
     experts = read_expert_options(given)
     ring = RingOptions(
-        stages=given["stages"],
+        stages=_stages(given["stages"], given["layers"]),
         layers=given["layers"],
         devices=tuple(given["device"].split(",")),
         dtype=given["dtype"],
@@ -240,19 +241,37 @@ def stage(
     )
 
 
+def _stages(stages: int | None, layers: str | None) -> int:
+    """How many; `--layers 18,12` names two."""
+    named = layers.count(",") + 1 if layers is not None and layers != "auto" else None
+    if None not in (stages, named) and stages != named:
+        raise click.UsageError(
+            f"--stages is {stages}, but --layers {str(layers)[:40]} names {named}; leave one out"
+        )
+    return stages or named or STAGES_DEFAULT
+
+
 def _number_or_auto(option: str, text: str) -> int | None:
     if text == "auto":
         return None
-    if not text.isdecimal() or int(text) < 1:
-        raise click.UsageError(f"{option} is {text!r}; it must be auto or a number from 1 on")
-    return int(text)
+    number = whole_number(text, 1, WIDTH_MAX)
+    if number is None:
+        raise click.UsageError(
+            f"{option} is {text[:40]!r}; it must be auto or a number from 1 to {WIDTH_MAX}"
+        )
+    return number
 
 
 def _stage_indexes(text: str) -> frozenset[int]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not all(part.isdecimal() for part in parts):
-        raise click.UsageError(f"--remote is {text!r}; it must be stage indexes such as 1,2")
-    return frozenset(int(part) for part in parts)
+    stages = set()
+    for part in filter(None, map(str.strip, text.split(","))):
+        stage = whole_number(part, 0, STAGES_MAX - 1)
+        if stage is None:
+            raise click.UsageError(
+                f"--remote is {text[:40]!r}; it must be stage indexes such as 1,2"
+            )
+        stages.add(stage)
+    return frozenset(stages)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -6,7 +6,8 @@ KvasirError
 ├── ModelMemoryError       weights or KV memory cannot fit this machine; both numbers are named
 ├── StageStateError        a micro-batch does not continue the rows that this stage holds
 ├── SamplingError          a sampling parameter is out of range, or logits are not finite
-└── ChatError              messages that the model's chat template cannot render
+├── ChatError              messages that the model's chat template cannot render
+└── ServeError             what was asked of `kvasir-rt serve` contradicts itself or is not allowed
 """
 
 from kvasir_core.errors import KvasirError
@@ -30,6 +31,10 @@ class SamplingError(KvasirError, ValueError):
 
 class ChatError(KvasirError):
     """The chat template refused the messages, or the model has none."""
+
+
+class ServeError(KvasirError):
+    """What was asked for cannot be served as it stands; the message says what to change."""
 
 
 class StageStateError(KvasirError):

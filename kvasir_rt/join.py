@@ -24,6 +24,7 @@ from kvasir_rt.link import CurveKeys
 from kvasir_rt.ring_errors import JoinError
 from kvasir_rt.stage import EXIT_NO_BRIDGE, EXIT_REFUSED, StageConfig
 from kvasir_rt.supervisor import StageProcess
+from kvasir_scenario.digits import whole_number
 
 TOKEN_PREFIX = "kvasir1"  # noqa: S105 - The form's name, no secret.
 TOKEN_VARIABLE = "KVASIR_JOIN_TOKEN"  # noqa: S105 - Where it is looked for.
@@ -57,12 +58,14 @@ class RingKeys:
         """The keys kept in a file, so that a restarted bridge has the same token.
 
         Raises:
-            JoinError: The file is readable by others, or is no key file.
+            JoinError: The file is readable by others, is no key file, or cannot be made.
         """
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
             return cls._load(path)
+        except OSError as error:
+            raise JoinError(f"cannot keep the ring's keys in {path}: {error.strerror}") from None
         keys = cls.fresh()
         with os.fdopen(descriptor, "w") as file:
             json.dump(
@@ -77,16 +80,18 @@ class RingKeys:
 
     @classmethod
     def _load(cls, path: Path) -> "RingKeys":
-        if path.stat().st_mode & 0o077:
-            raise JoinError(f"{path} holds secrets and others may read it; run `chmod 600 {path}`")
         try:
+            if path.stat().st_mode & 0o077:
+                raise JoinError(
+                    f"{path} holds secrets and others may read it; run `chmod 600 {path}`"
+                )
             with path.open() as file:
                 fields = json.loads(file.read(KEY_FILE_MAX))
             keys = CurveKeys(fields["public_key"].encode(), fields["secret_key"].encode())
             if len(z85.decode(keys.public)) != 32 or len(z85.decode(keys.secret)) != 32:
                 raise ValueError("a key has not 32 bytes")
             return cls(str(fields["secret"]), keys)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise JoinError(f"{path} is no key file of a ring: {error}") from None
 
 
@@ -118,8 +123,8 @@ def find_token(file: Path | None = None) -> str:
     if file is not None:
         try:
             return file.read_text().strip()
-        except OSError as error:
-            raise JoinError(f"cannot read the token from {file}: {error.strerror}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise JoinError(f"cannot read the token from {file}: {error}") from None
     token = os.environ.get(TOKEN_VARIABLE, "").strip()
     if not token:
         raise JoinError(
@@ -140,7 +145,7 @@ def tcp_endpoint(address: str, *, may_be_any: bool = False) -> str:
         JoinError: It is no address, or a wildcard that neighbours cannot connect to.
     """
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
+    if not colon or not host or whole_number(port, 0, 65535) is None:
         raise JoinError(f"{address!r} is no HOST:PORT")
     bare = host.removeprefix("[").removesuffix("]")
     if ":" in bare and not host.startswith("["):

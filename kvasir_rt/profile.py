@@ -24,7 +24,9 @@ from kvasir_rt.model_files import find_model, model_name
 from kvasir_rt.neighbours import Neighbours
 from kvasir_rt.rescale import SpeedProbe
 from kvasir_rt.stage_bench import ProfileOptions, StageBench, Timer, in_rounds
-from kvasir_scenario.option_numbers import THREADS_MAX, Whole
+from kvasir_scenario.digits import whole_number
+from kvasir_scenario.option_numbers import THREADS_MAX, TOKENS_MAX, Whole
+from kvasir_scenario.out_file import check_out_file
 from kvasir_scenario.profile import (
     Body,
     Crowd,
@@ -217,9 +219,10 @@ def _sizes(context: click.Context, parameter: click.Parameter, text: str) -> tup
     """`1,8,64`: ascending."""
     del context, parameter
     parts = text.split(",")
-    if not all(part.strip().isdecimal() for part in parts):
-        raise click.BadParameter(f"{text!r} is no list of numbers such as 1,8,64")
-    sizes = tuple(int(part) for part in parts)
+    found = [whole_number(part.strip(), 0, TOKENS_MAX) for part in parts]
+    sizes = tuple(size for size in found if size is not None)
+    if len(sizes) < len(parts):
+        raise click.BadParameter(f"{text[:40]!r} is no list of numbers such as 1,8,64")
     if list(sizes) != sorted(set(sizes)):
         raise click.BadParameter(f"{text!r}: numbers must ascend")
     return sizes
@@ -284,6 +287,7 @@ def command(
         behind=behind,
     )
     say: Say = (lambda _: None) if quiet else (lambda text: print(text, file=sys.stderr))
+    check_out_file("--out", out)
     if rescale is None:
         profile = measure_profile(find_model(model), model_name(model), options, say)
     else:

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvasir_core.errors import KvasirError
 from kvasir_core.plan import Plan
 from kvasir_rt import wire
+from kvasir_rt.api_key import API_KEY_VARIABLE
 from kvasir_rt.bridge.app import Bridge
 from kvasir_rt.bridge.errors import ApiError
 from kvasir_rt.bridge.jobs import Served
@@ -34,6 +34,7 @@ from kvasir_rt.bridge.server import (
     url_of,
 )
 from kvasir_rt.engine import Engine, EngineOptions
+from kvasir_rt.errors import ServeError
 from kvasir_rt.gguf_file import GgufFile, open_gguf
 from kvasir_rt.join import RingKeys, tcp_endpoint
 from kvasir_rt.logs import log_event
@@ -45,20 +46,15 @@ from kvasir_rt.ring_errors import RingDown
 from kvasir_rt.serve_experts import ExpertOptions, check_experts, experts_spec
 from kvasir_rt.serve_plan import AUTO, RingOptions, check_devices, plan_for
 from kvasir_rt.switchboard import LineOptions
+from kvasir_scenario.out_file import check_out_file
 
 if TYPE_CHECKING:
     from kvasir_rt.tokenizer import Tokenizer
 
 logger = logging.getLogger("kvasir.serve")
 
-API_KEY_VARIABLE = "KVASIR_API_KEY"
-API_KEY_CHARACTERS_MIN = 8
 PROGRESS_S = 0.1
 WATCH_S = 1.0  # How often a ring that has given up is looked for.
-
-
-class ServeError(KvasirError):
-    """What was asked for cannot be served as it stands; the message says what to change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,28 +103,6 @@ class Prepared:
     name: str
 
 
-def read_api_key(path: Path | None) -> str | None:
-    """The key from a file, else from the environment, else None.
-
-    Raises:
-        ServeError: The file cannot be read, or the key is too short to be one.
-    """
-    if path is not None:
-        try:
-            key = path.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ServeError(f"cannot read the API key from {path}: {error}") from None
-    elif API_KEY_VARIABLE in os.environ:
-        key = os.environ[API_KEY_VARIABLE].strip()
-    else:
-        return None
-    if len(key) < API_KEY_CHARACTERS_MIN:
-        raise ServeError(
-            f"the API key has {len(key)} characters; it must have at least {API_KEY_CHARACTERS_MIN}"
-        )
-    return key
-
-
 def prepare(options: ServeOptions) -> Prepared:
     """Reads the model's header and makes the plan; no weight is read, nothing is started.
 
@@ -140,6 +114,12 @@ def prepare(options: ServeOptions) -> Prepared:
             f"--host {options.host} can be reached from other machines, so an API key is needed: "
             f"set {API_KEY_VARIABLE} or give --api-key-file"
         )
+    if options.name is not None and not options.name.strip():
+        raise ServeError("--name is empty; leave it out to take the model's")
+    if not options.remote and (options.ring_listen or options.ring_keys):
+        raise ServeError(
+            "--ring-listen and --ring-keys are for stages that join; say which: --remote 1,2"
+        )
     gguf = open_gguf(find_model(options.model))
     shape = ModelShape.of(gguf)
     name = options.name or model_name(options.model)
@@ -147,6 +127,8 @@ def prepare(options: ServeOptions) -> Prepared:
         number_format, has_remote = options.ring.number_format, bool(options.remote)
         check_experts(options.experts, shape, name, number_format, has_remote, say)
     plan = plan_for(shape, options.ring)
+    if options.events is not None:
+        check_out_file("--events", options.events)
     here = [
         device
         for stage, device in enumerate(options.ring.devices_of(plan.stages))

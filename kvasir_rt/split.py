@@ -5,10 +5,13 @@ from itertools import pairwise
 
 from kvasir_core.errors import PlanError
 from kvasir_rt.model.shape import ModelShape
+from kvasir_scenario.digits import whole_number
 
 LayerRanges = tuple[tuple[int, int], ...]
 
 TAIL_SHARE = 0.5  # The output matrix counts in decode and hardly in prefill (one row a prompt).
+LAYERS_STATED_MAX = 10**6  # Of one stage; that they add up is looked at later.
+TEXT_SHOWN_MAX = 60
 
 
 def split_by_cost(
@@ -67,10 +70,15 @@ def parse_layers(text: str, layers: int) -> LayerRanges:
     Raises:
         PlanError: Not numbers, or they do not add up; both sums are named.
     """
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) >= 1 for part in parts):
-        raise PlanError(f"--layers is {text!r}; it must be layer counts such as 18,12, or auto")
-    sizes = [int(part) for part in parts]
+    sizes: list[int] = []
+    for part in text.split(","):
+        size = whole_number(part.strip(), 1, LAYERS_STATED_MAX)
+        if size is None:
+            raise PlanError(
+                f"--layers is {text[:TEXT_SHOWN_MAX]!r}; it must be layer counts such as 18,12, "
+                "or auto"
+            )
+        sizes.append(size)
     if sum(sizes) != layers:
         raise PlanError(f"--layers {text} adds up to {sum(sizes)}; the model has {layers} layers")
     if len(sizes) < 2:

@@ -27,6 +27,7 @@ another machine. The file is compared with the scenario where both name the numb
 hidden width and dtype.
 """
 
+import contextlib
 import itertools
 import json
 from collections.abc import Sequence
@@ -226,7 +227,16 @@ def scaled(profile: Profile, now: Sequence[tuple[int, int]]) -> Profile:
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """Writes the file under a temporary name, then renames it."""
+    """Writes the file under a temporary name, then renames it.
+
+    Raises:
+        ScenarioError: It cannot be written, as on a full disk; nothing is left there.
+    """
     partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(profile.model_dump(), indent=1, allow_nan=False) + "\n")
-    partial.replace(path)
+    try:
+        partial.write_text(json.dumps(profile.model_dump(), indent=1, allow_nan=False) + "\n")
+        partial.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise ScenarioError(f"cannot write the profile {path}: {error.strerror}") from None

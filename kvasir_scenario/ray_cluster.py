@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from kvasir_core.errors import ScenarioError
+from kvasir_scenario.digits import whole_number
 
 CONNECT_S_MAX = 5.0
 
@@ -47,8 +48,8 @@ def _check_reachable(address: str) -> None:
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ScenarioError(f"--cluster {address}: it must be auto or HOST:PORT")
+    if not host or whole_number(port, 1, 65535) is None:
+        raise ScenarioError(f"--cluster {address[:80]}: it must be auto or HOST:PORT")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S_MAX).close()
     except (OSError, OverflowError) as error:

@@ -20,6 +20,7 @@ from kvasir_rt.bridge.schemas import (
 from kvasir_rt.bridge.submissions import EnginePort, Job
 from kvasir_rt.errors import ChatError, SamplingError
 from kvasir_rt.sampling import SamplingParams
+from kvasir_scenario.digits import whole_number
 
 ResultT = TypeVar("ResultT")
 
@@ -239,10 +240,11 @@ def sampling_of(request: Options, top: int | None, vocabulary: int) -> SamplingP
 def _bias(given: dict[str, float] | None, vocabulary: int) -> tuple[tuple[int, float], ...]:
     bias = []
     for text, value in (given or {}).items():
-        if not (text.isascii() and text.isdecimal() and int(text) < vocabulary):
+        token = whole_number(text, 0, vocabulary - 1)
+        if token is None or str(token) != text:  # Neither too long nor a second "7" as "07".
             raise bad_request(
                 f"logit_bias has the key {text[:80]!r}; keys are token ids from 0 to "
                 f"{vocabulary - 1}."
             )
-        bias.append((int(text), value))
+        bias.append((token, value))
     return tuple(bias)

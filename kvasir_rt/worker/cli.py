@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from kvasir_scenario.digits import whole_number
 from kvasir_scenario.option_numbers import SECONDS_MAX, THREADS_MAX, Number, Whole
 
 EXPERTS_MAX = 1_000_000  # Of all layers together: above what any model has.
@@ -19,9 +20,12 @@ def _size(_context: click.Context, option: click.Parameter, text: str | None) ->
     if text is None:
         return None
     number, unit = text.rstrip("KMGTkmgt"), text[len(text.rstrip("KMGTkmgt")) :].upper()
-    if not number.isascii() or not number.isdecimal() or unit not in SIZES or int(number) < 1:
-        raise click.BadParameter(f"{text!r} is no size; write 500M, 8G or 1000000", param=option)
-    return int(number) * SIZES[unit]
+    count = whole_number(number, 1, 2**63 - 1)
+    if count is None or unit not in SIZES:
+        raise click.BadParameter(
+            f"{text[:40]!r} is no size; write 500M, 8G or 1000000", param=option
+        )
+    return count * SIZES[unit]
 
 
 @click.command("worker")

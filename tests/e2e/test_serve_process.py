@@ -176,7 +176,7 @@ def test_m5_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--stages", "1"], ["2 stages", "1"]),
+        (["--stages", "1"], ["--stages", "found 1", "from 2"]),
         (["--stages", "9"], ["9", "4"]),
         (["--layers", "3,3"], ["6", "4"]),
         (["--window", "none"], ["none", "auto"]),
@@ -186,6 +186,13 @@ def test_m5_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         (["--device", "gpu7"], ["gpu7", "cuda:0"]),
         (["--device", "cuda:99"], ["cuda:99", "not there"]),
         (["--remote", "1"], ["--ring-listen"]),
+        (["--ring-listen", "127.0.0.1:0"], ["--ring-listen", "--remote"]),
+        (["--stages", "3", "--layers", "2,2"], ["--stages is 3", "2,2 names 2"]),
+        (["--window", "9" * 5000], ["auto"]),
+        (["--layers", "9" * 5000 + ",2"], ["18,12"]),
+        (["--remote", "9" * 5000], ["1,2"]),
+        (["--name", ""], ["--name", "leave it out"]),
+        (["--events", "/no/such/place"], ["--events", "no directory /no/such"]),
         (["--nonsense"], ["--nonsense"]),
         (["--host", "no.such.host.invalid"], ["API key"]),
     ],

@@ -249,6 +249,8 @@ ODD_COMPLETIONS: list[tuple[int, dict[str, Any]]] = [
     (400, {"prompt": "x", "stream": "yes"}),
     (400, {"prompt": "x", "logit_bias": {"x": 1}}),
     (400, {"prompt": "x", "logit_bias": {"999999": 1}}),
+    (400, {"prompt": "x", "logit_bias": {"9" * 5000: 1}}),
+    (400, {"prompt": "x", "logit_bias": {"7": 1, "07": 2}}),
     (400, {"prompt": "x", "echo": True}),
     (400, {"prompt": "x", "nonsense": None}),
     (404, {"prompt": "x", "model": "other"}),

@@ -377,3 +377,15 @@ def test_the_plan_that_crosses_the_wire_keeps_its_digest() -> None:
     got = wire.decode_to_stage(wire.encode(sent))
     assert isinstance(got, wire.Assign)
     assert got.plan.digest == plan.digest
+
+
+def test_key_and_token_files_that_cannot_be_used_are_told(tmp_path: Path) -> None:
+    with pytest.raises(JoinError, match=r"no/keys: No such file"):
+        RingKeys.load_or_create(tmp_path / "no" / "keys")
+    folder = tmp_path / "folder"
+    folder.mkdir(mode=0o700)
+    with pytest.raises(JoinError, match="no key file"):
+        RingKeys.load_or_create(folder)
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    with pytest.raises(JoinError, match="cannot read the token"):
+        find_token(tmp_path / "bytes")

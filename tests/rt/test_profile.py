@@ -127,12 +127,24 @@ def test_more_neighbours_than_cores_are_refused(tiny: Path) -> None:
         (["--rows", "4,2"], "ascend"),
         (["--chunks", "0,2"], "at least 1"),
         (["--contexts", "a"], "list of numbers"),
+        (["--rows", "1," + "9" * 5000], "list of numbers"),
     ],
 )
 def test_wrong_sizes_are_told(tiny: Path, arguments: list[str], word: str) -> None:
     result = CliRunner().invoke(profile.command, [str(tiny), *arguments])
     assert result.exit_code == 2
     assert word in result.output
+
+
+def test_where_the_profile_cannot_be_written_is_told_before_anything_is_measured(
+    tiny: Path, tmp_path: Path
+) -> None:
+    for out, why in ((tmp_path / "no" / "p.json", "no directory"), (tmp_path, "a directory")):
+        result = CliRunner().invoke(profile.command, [str(tiny), "--out", str(out)])
+        assert isinstance(result.exception, ScenarioError)
+        assert why in str(result.exception)
+        assert not result.output
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_model_without_a_middle_stage_is_refused(tmp_path: Path) -> None:
