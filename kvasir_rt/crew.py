@@ -350,10 +350,11 @@ class Crew:
         elif now - member.heard_ns > self.options.silence_s * 1e9:
             self._report(member, f"silent for {(now - member.heard_ns) / 1e9:.1f} s", is_dead=True)
         elif member.step in {Step.IDLE, Step.LISTENING} and since > WIRING_NS:
-            if all(other.step >= Step.IDLE for other in self.members):
-                self._report(
-                    member, f"its neighbours did not answer for {since / 1e9:.1f} s", is_dead=True
-                )
+            # From when the slowest had come as far: others may have loaded long before it.
+            waited = now - max(other.since_ns for other in self.members)
+            if waited > WIRING_NS and all(other.step >= Step.IDLE for other in self.members):
+                why = f"its neighbours did not answer for {waited / 1e9:.1f} s"
+                self._report(member, why, is_dead=True)
         elif (beat := member.beat) is not None and beat.epoch == self.epoch:
             limit_ns = HOLD_FLOOR_NS  # The least; what is below it needs no statistics.
             if beat.held_ns > limit_ns:

@@ -216,6 +216,20 @@ def test_neighbours_that_do_not_find_each_other_are_lost_after_five_seconds() ->
     assert {loss.stage for loss in story.run(0.5)} == {0, 1, 2}
 
 
+def test_the_five_seconds_begin_when_the_slowest_stage_has_come_as_far() -> None:
+    story = Story()
+    for stage in range(3):
+        story.join(f"s{stage}", stage)
+    for stage in range(2):
+        story.load(f"s{stage}")
+        story.say(f"s{stage}", wire.Idle(Epoch(0)))
+    assert story.run(20.0) == []
+    story.load("s2")
+    story.say("s2", wire.Idle(Epoch(0)))
+    assert story.run(4.9) == []
+    assert {loss.stage for loss in story.run(0.5)} == {0, 1, 2}
+
+
 def test_a_stage_that_never_loads_is_lost() -> None:
     story = Story()
     story.join("s0", 0)
