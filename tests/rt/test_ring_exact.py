@@ -101,7 +101,7 @@ def check_ring(
                 clients.submit(CANCELLED_FROM + request, prompts[request][::-1], 200)
         for step, request in enumerate(leaving, 1):
             seen = step * tokens
-            clients.wait(lambda seen=seen: clients.total >= seen, "progress")  # type: ignore[misc]
+            clients.wait(lambda seen=seen: clients.total >= seen, "progress", 240)  # type: ignore[misc]
             engine.cancel(request)
         clients.wait_all(240)
         assert not clients.errors
