@@ -238,6 +238,7 @@ class Driver:
             batch, composed, _ = flight
             outputs = batch.outputs
             rows = frames.unpack_rows(body, len(outputs))
+            submitted = max(self._lines.take_submitted(batch.id) - self._zero, composed)
         except WireError as error:
             self._lose(Loss(self.ring.plan.stages - 1, str(error), is_dead=True))
             return
@@ -250,7 +251,6 @@ class Driver:
                 stopped = (*stopped, request)
         self.laps += 1
         self._quiet_since = None
-        submitted = max(self._lines.take_submitted(batch.id) - self._zero, composed)
         stamps = self._stamps_here(result.stamps, batch.row_count)
         self._pending = Flight(batch, composed, submitted), stamps, result.spent
         self._tell(LapEnded(batch.id, result.epoch, stopped))

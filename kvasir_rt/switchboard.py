@@ -286,8 +286,15 @@ class Switchboard:
         self._flush()
 
     def take_submitted(self, micro_batch: int) -> int:
-        """When a micro-batch of this epoch got the head's slot; each may be asked for once."""
-        return self._submitted.pop(micro_batch)
+        """When a micro-batch of this epoch got the head's slot; each may be asked for once.
+
+        Raises:
+            WireError: It did not get one.
+        """
+        submitted = self._submitted.pop(micro_batch, None)
+        if submitted is None:
+            raise WireError(f"a result came for micro-batch {micro_batch} before the head got it")
+        return submitted
 
     def _flush(self) -> None:
         if self._head is None:

@@ -10,6 +10,7 @@ from kvasir_core.microbatch import BindingLimit, FinishReason
 from kvasir_rt.fixed_stage import fixed_tokens
 from kvasir_rt.sampling import SamplingParams
 from kvasir_rt.submission import EndEvent, Submission
+from kvasir_rt.switchboard import Switchboard
 from tests.rt.rings import VOCAB, Clients, engine_of, plan_of, running, until
 
 
@@ -269,3 +270,25 @@ def test_an_automatic_window_follows_the_measured_times() -> None:
         clients.wait_all()
         clients.check()
         assert engine.snapshot().binding_limits[BindingLimit.NOTHING_WAITING] > 0
+
+
+def test_a_result_for_what_the_head_never_got_costs_the_tail_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+    take = Switchboard.take_submitted
+
+    def forgetful(lines: Switchboard, micro_batch: int) -> int:
+        asked.append(micro_batch)
+        if len(asked) == 5:  # As if the tail had made the result up.
+            take(lines, micro_batch)
+        return take(lines, micro_batch)
+
+    monkeypatch.setattr(Switchboard, "take_submitted", forgetful)
+    engine = engine_of(plan_of(2))
+    with running(engine):
+        clients = Clients(engine)
+        clients.submit_many(4, 12)
+        clients.wait_all()
+        clients.check()
+        assert engine.snapshot().statistics.epoch == 1
