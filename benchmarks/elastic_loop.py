@@ -1,6 +1,6 @@
 """The elastic loop, end to end, with real processes on this machine: what happens, and when.
 
-    .venv/bin/python benchmarks/elastic_loop.py [--repeats 5] [--json] [--out DIR]
+    .venv/bin/python benchmarks/elastic_loop.py [--repeats 5] [--delay-ms N] [--json] [--out DIR]
 
 A hub, a tiny random qwen3moe model (8 layers, 16 experts, top-4) in two stages, and three idle
 workers. Load comes; slots saturate; the target rises from base 0 to boost 1; the workers get
@@ -98,12 +98,12 @@ class Sampler:
                 "begin_ns": began, "end_ns": ended}  # fmt: skip
 
 
-def run_once(root: Path, faster: int, say: Any) -> dict[str, Any]:
+def run_once(root: Path, faster: int, delay_ms: int, say: Any) -> dict[str, Any]:
     """One loop; its figures."""
     options = WorldOptions(model=MODEL, faster=faster, overlap=4)
     with world(root, options) as made, Sampler(made) as sampler:
         for number in range(WORKERS):
-            made.start_worker(f"worker-{number}", "--max-experts", str(EXPERTS_MAX))
+            made.start_worker(f"worker-{number}", *worker_options(delay_ms))
         until("idle workers ask", lambda: _states(made) == ["idle"] * WORKERS)
         zero_ns = time.monotonic_ns()
         with Load(made, CLIENTS, TOKENS) as load:
@@ -139,9 +139,15 @@ def run_once(root: Path, faster: int, say: Any) -> dict[str, Any]:
         "blocked_by_experts_s": sum(parked),
         "is_replay_identical": _is_identical(made.events),
     }
-    measured |= {"figures": found, "load_s": (gone_ns - zero_ns) / 1e9, "faster": faster}
+    measured |= {"figures": found, "load_s": (gone_ns - zero_ns) / 1e9, "faster": faster,
+                 "delay_ms": delay_ms}  # fmt: skip
     (root / "measured.json").write_text(json.dumps(measured) + "\n")
     return found
+
+
+def worker_options(delay_ms: int) -> list[str]:
+    delay = ["--delay-ms", str(delay_ms)] if delay_ms else []
+    return ["--max-experts", str(EXPERTS_MAX), *delay]
 
 
 def _check(load: Load) -> None:
@@ -222,6 +228,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--faster", type=int, default=10, help="divide all policy times by this")
+    parser.add_argument(
+        "--delay-ms", type=int, default=0,
+        help="every answer of a worker waits so long, so that not all wait for the same cores",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="figures as JSON on standard output")
     parser.add_argument("--out", type=Path, help="keep logs and event logs here")
     given = parser.parse_args()
@@ -237,7 +247,7 @@ def main() -> None:
         with nullcontext(str(given.out)) if keep else tempfile.TemporaryDirectory() as folder:
             root = Path(folder) / f"run-{number + 1}"
             root.mkdir(parents=True)
-            runs.append(run_once(root, given.faster, say))
+            runs.append(run_once(root, given.faster, given.delay_ms, say))
         for key, value in runs[-1].items():
             say(f"  {key:40} {value if not isinstance(value, float) else round(value, 2)}")
     found = {"machine": cpu_name(), "runs": runs, "median": medians(runs)}

@@ -37,11 +37,12 @@ from tests.e2e.swarm_timeline import Moment, moments_of
 SEEDS = 3
 STAGES = 2
 OVERLAP = 4
+SETTLED_S = 10.0  # Rates are of what lasts, as they are measured: not of the seconds before.
 PROMPT_TOKENS = 17
 SLICE_BYTES = 16 * 3 * MODEL.hidden * MODEL.expert_ffn * 4
 COMPARED = (
     "saturation_to_first_remote_expert_s", "saturation_to_full_coverage_s",
-    "tokens_per_s_before", "tokens_per_s_during",
+    "tokens_per_s_before", "tokens_per_s_during", "contraction_s",
 )  # fmt: skip
 
 
@@ -171,6 +172,10 @@ def simulated(scenario: dict[str, Any], seed: int, folder: Path) -> Report:
 def predict(scenario: dict[str, Any]) -> dict[str, float | None]:
     """Medians over the seeds."""
     found: dict[str, list[float]] = {name: [] for name in COMPARED}
+    whole = json.loads(json.dumps(scenario))  # With the time in which they leave.
+    hub = scenario["experts"]["hub"]
+    whole["run"]["horizon_s"] += 2 * (hub["down_s"] + hub["idle_exit_s"])
+    scenario["run"] |= {"warmup_s": SETTLED_S, "horizon_s": scenario["workload"]["duration_s"]}
     alone = json.loads(json.dumps(scenario))
     alone["experts"]["workers"] = []
     served = json.loads(json.dumps(scenario))
@@ -178,13 +183,14 @@ def predict(scenario: dict[str, Any]) -> dict[str, float | None]:
     served["experts"]["workers"][0]["arrival_s"] = 0
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(1, SEEDS + 1):
-            loop = simulated(scenario, seed, Path(folder))
+            loop = simulated(whole, seed, Path(folder))
             assert loop.swarm is not None
             for name, value in (
                 (COMPARED[0], loop.swarm.time_to_first_relief_s),
                 (COMPARED[1], loop.swarm.time_to_full_coverage_s),
                 (COMPARED[2], simulated(alone, seed, Path(folder)).throughput.output_tokens_per_s),
                 (COMPARED[3], simulated(served, seed, Path(folder)).throughput.output_tokens_per_s),
+                (COMPARED[4], loop.swarm.time_to_contraction_s),
             ):
                 if value is not None:
                     found[name].append(value)
