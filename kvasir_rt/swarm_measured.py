@@ -114,7 +114,7 @@ def swarm_part(
         target_changes=changes,
         target_changes_per_hour=hourly(changes),
         flips_per_hour=hourly(flips),
-        engaged_s=mean_of([c.engaged_ns for c in counts]) / NANOS_PER_SECOND,
+        engaged_s=mean_of([min(c.engaged_ns, end_ns) for c in counts]) / NANOS_PER_SECOND,
         downloads=watch.downloads,
         downloads_per_hour=hourly(watch.downloads),
         download_bytes=watch.since("download_bytes"),
