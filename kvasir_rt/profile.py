@@ -26,7 +26,7 @@ from kvasir_rt.rescale import SpeedProbe
 from kvasir_rt.stage_bench import ProfileOptions, StageBench, Timer, in_rounds
 from kvasir_scenario.digits import whole_number
 from kvasir_scenario.option_numbers import THREADS_MAX, TOKENS_MAX, Whole
-from kvasir_scenario.out_file import check_out_file
+from kvasir_scenario.out_file import PROFILE, check_out_file
 from kvasir_scenario.profile import (
     Body,
     Crowd,
@@ -287,7 +287,7 @@ def command(
         behind=behind,
     )
     say: Say = (lambda _: None) if quiet else (lambda text: print(text, file=sys.stderr))
-    check_out_file("--out", out)
+    check_out_file("--out", out, PROFILE, (".json",))
     if rescale is None:
         profile = measure_profile(find_model(model), model_name(model), options, say)
     else:

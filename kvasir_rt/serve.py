@@ -46,7 +46,7 @@ from kvasir_rt.ring_errors import RingDown
 from kvasir_rt.serve_experts import ExpertOptions, check_experts, experts_spec
 from kvasir_rt.serve_plan import AUTO, RingOptions, check_devices, plan_for
 from kvasir_rt.switchboard import LineOptions
-from kvasir_scenario.out_file import check_out_file
+from kvasir_scenario.out_file import EVENT_LOG, STATUS, check_out_file
 
 if TYPE_CHECKING:
     from kvasir_rt.tokenizer import Tokenizer
@@ -128,7 +128,9 @@ def prepare(options: ServeOptions) -> Prepared:
         check_experts(options.experts, shape, name, number_format, has_remote, say)
     plan = plan_for(shape, options.ring)
     if options.events is not None:
-        check_out_file("--events", options.events)
+        check_out_file("--events", options.events, EVENT_LOG)
+    if options.status_file is not None:
+        check_out_file("--status-file", options.status_file, STATUS)
     here = [
         device
         for stage, device in enumerate(options.ring.devices_of(plan.stages))

@@ -6,6 +6,7 @@ The reference is the first measured run, or the first run if none was measured. 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from stat import S_ISREG
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 
 from kvasir_core.errors import ScenarioError
 from kvasir_scenario.complaints import first_complaint
+from kvasir_scenario.out_file import write_out_file
 from kvasir_scenario.report_schema import Report, parse_report
 
 if TYPE_CHECKING:
@@ -207,4 +209,6 @@ def draw_scatter(comparison: Comparison, path: Path) -> None:
         place.set_xlabel(reference.label)
     axes[0].set_ylabel("the other runs")
     axes[0].legend(frameon=False, fontsize=8)
-    figure.savefig(path, format="png", dpi=DPI, metadata={"Software": None})
+    picture = BytesIO()
+    figure.savefig(picture, format="png", dpi=DPI, metadata={"Software": "Kvasir"})
+    write_out_file("plot", path, picture.getvalue())

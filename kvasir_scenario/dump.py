@@ -32,11 +32,14 @@ def to_yaml(scenario: Scenario) -> str:
     """Every key with its value, defaults included; nothing of the machine is in it.
 
     Paths stand as the user wrote them: relative to the original file. Keys that are null by
-    default are left out while they are.
+    default are left out while they are, and `ring.layers` where every stage has its own.
     """
-    return yaml.dump(
-        _plain(scenario), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100
-    )
+    tree = _plain(scenario)
+    ring = scenario.ring
+    stages = ring.stages if isinstance(ring.stages, tuple) else ()
+    if stages and ring.layers == "even" and all(stage.layers is not None for stage in stages):
+        del tree["ring"]["layers"]
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
 def _plain(value: Any) -> Any:

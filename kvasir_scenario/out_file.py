@@ -1,24 +1,77 @@
-"""Files that a command writes at its end: looked at before the work, which may take minutes."""
+"""Files that a command writes at its end: looked at before the work; only our own are replaced.
+
+The work may take minutes. Each kind of file that Kvasir writes has a mark near its beginning.
+"""
 
 import os
+import re
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 
 from kvasir_core.errors import ScenarioError
+from kvasir_scenario.run_dir import partial_path
+
+PLAN = re.compile(rb"\A# Planned by kvasir-sim plan")
+PLOT = re.compile(rb"\A\x89PNG.*tEXtSoftware\x00Kvasir", re.DOTALL)
+PROFILE = re.compile(rb'\A\s*\{\s*"format":\s*"kvasir-profile"')
+EVENT_LOG = re.compile(rb'\A\[(-?\d+,)?"[A-Za-z]')
+STATUS = re.compile(rb'\A\{"state": ')
+MARK_BYTES = 4096  # From the start: every mark is in there.
 
 
-def check_out_file(option: str, path: Path) -> None:
-    """Whether a file can be written there; nothing is made or changed.
+def check_out_file(
+    option: str, path: Path, ours: re.Pattern[bytes], suffixes: Collection[str] = ()
+) -> None:
+    """Whether a file can be written there, and what it replaces is ours; nothing is changed.
 
     Raises:
-        ScenarioError: It cannot, with the reason.
+        ScenarioError: It cannot, or must not, with the reason.
     """
-    folder = path.parent
-    why = None
-    if path.is_dir():
-        why = "it is a directory"
-    elif not folder.is_dir():
-        why = f"there is no directory {folder}"
-    elif not os.access(path if path.exists() else folder, os.W_OK):
-        why = "that is not allowed"
+    why = _why_not(path, ours, suffixes)
     if why is not None:
         raise ScenarioError(f"{option} {path} cannot be written: {why}")
+
+
+def _why_not(path: Path, ours: re.Pattern[bytes], suffixes: Collection[str]) -> str | None:
+    folder = path.parent
+    try:
+        mode = path.stat().st_mode if os.path.lexists(path) else None
+        if mode is not None and S_ISDIR(mode):
+            return "it is a directory"
+        if suffixes and path.suffix.lower() not in suffixes:
+            return f"its name must end in {' or '.join(suffixes)}"
+        if not folder.is_dir():
+            return f"there is no directory {folder}"
+        if not os.access(folder, os.W_OK):
+            return f"directory {folder} may not be written to"
+        if mode is None:
+            return None
+        if not S_ISREG(mode):
+            return "it is there and is no regular file"
+        if not os.access(path, os.W_OK):
+            return "that is not allowed"
+        with path.open("rb") as file:
+            start = file.read(MARK_BYTES)
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    if start and not ours.search(start):
+        return "it is there, and this command did not write it; name another, or delete it"
+    return None
+
+
+def write_out_file(option: str, path: Path, content: bytes) -> None:
+    """Write a file that appears complete or not at all.
+
+    Raises:
+        ScenarioError: It cannot be written, as on a full disk; nothing is left there.
+    """
+    partial = partial_path(path)
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise ScenarioError(f"{option} {path} cannot be written: {error.strerror}") from None

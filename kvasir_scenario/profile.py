@@ -27,7 +27,6 @@ another machine. The file is compared with the scenario where both name the numb
 hidden width and dtype.
 """
 
-import contextlib
 import itertools
 import json
 from collections.abc import Sequence
@@ -38,6 +37,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from kvasir_core.errors import ScenarioError
+from kvasir_scenario.out_file import write_out_file
 
 PROFILE_BYTES_MAX = 16 << 20  # A dense profile is 50 kB.
 POINTS_MAX = 20_000
@@ -227,16 +227,10 @@ def scaled(profile: Profile, now: Sequence[tuple[int, int]]) -> Profile:
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """Writes the file under a temporary name, then renames it.
+    """Writes the file; it appears complete or not at all.
 
     Raises:
         ScenarioError: It cannot be written, as on a full disk; nothing is left there.
     """
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        partial.write_text(json.dumps(profile.model_dump(), indent=1, allow_nan=False) + "\n")
-        partial.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise ScenarioError(f"cannot write the profile {path}: {error.strerror}") from None
+    text = json.dumps(profile.model_dump(), indent=1, allow_nan=False) + "\n"
+    write_out_file("profile", path, text.encode())

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from kvasir_sim.plan_load import Load
     from kvasir_sim.planner import PlannedRing
 
+BYTES_PER_GB = 1e9
+
 
 def reasons(scenario: "Scenario", load: "Load", planned: "PlannedRing") -> tuple[str, ...]:
     """One sentence for each choice, with the numbers that made it."""
@@ -71,9 +73,12 @@ def _order(scenario: "Scenario", planned: "PlannedRing") -> str:
     if not is_order_free(scenario):
         return "order kept: the scenario gives links, KV or faults by place"
     if planned.order == tuple(range(len(planned.order))):
-        return "order kept: no other head and tail make the longest hold shorter"
+        return "order kept: no other first and last stage make the slowest stage faster"
     places = ", ".join(map(str, planned.order))
-    return f"order {places} of the scenario's: with this head and tail the longest hold is shortest"
+    return (
+        f"order changed: places {places} of the scenario's list; the first and the last stage have "
+        "extra work, and so the slowest stage takes the least time"
+    )
 
 
 def _window(scenario: "Scenario", planned: "PlannedRing") -> str:
@@ -112,6 +117,21 @@ def _kv(scenario: "Scenario", planned: "PlannedRing") -> str:
     )
 
 
+def stage_lines(planned: "PlannedRing") -> tuple[str, ...]:
+    """One line for each stage: device, layers, hold and memory."""
+    lines = []
+    for index, (stage, (start, stop), hold, memory) in enumerate(
+        zip(planned.stages, planned.layers, planned.holds_ns, planned.memory, strict=True)
+    ):
+        device = "" if stage.device is None else f" on {stage.device}"
+        text = f"stage {index}{device}: layers [{start}, {stop}), {_ms(hold)} a micro-batch"
+        if memory is not None:
+            taken, room = (size / BYTES_PER_GB for size in memory)
+            text += f", {taken:.1f} of {room:.1f} GB for weights and KV"
+        lines.append(text)
+    return tuple(lines)
+
+
 def planned_scenario(scenario: "Scenario", planned: "PlannedRing") -> "Scenario":
     """The scenario with the plan written into its ring."""
     stages = tuple(
@@ -120,7 +140,7 @@ def planned_scenario(scenario: "Scenario", planned: "PlannedRing") -> "Scenario"
     )
     changes: dict[str, object] = {
         "stages": stages,
-        "layers": "even",  # Unused: each stage has its own.
+        "layers": "even",  # The default, and unused: each stage has its own.
         "window": planned.window,
         "window_max": None,
         "row_width": planned.row_width,
@@ -137,6 +157,7 @@ def plan_yaml(scenario: "Scenario", planned: "PlannedRing") -> str:
     Relative paths stand as in the original: write it beside that file.
     """
     lines = [f"# Planned by kvasir-sim plan: at most {planned.tokens_per_s:.4g} output tokens/s."]
+    lines += [f"# {line}" for line in stage_lines(planned)]
     lines += [f"# - {sentence}" for sentence in planned.why]
     return "\n".join(lines) + "\n" + to_yaml(planned_scenario(scenario, planned))
 

@@ -57,6 +57,7 @@ class PlannedRing:
         reference: The average micro-batch.
         holds_ns, links_ns, even_ns: Predicted holds, transfers (the return last), and the holds of
             an even split in the scenario's order (None if memory does not hold it).
+        memory: Per stage, bytes that weights and KV take, and bytes there are; None: not known.
         why: Sentences.
     """
 
@@ -71,6 +72,7 @@ class PlannedRing:
     holds_ns: tuple[int, ...]
     links_ns: tuple[int, ...]
     even_ns: tuple[int, ...] | None
+    memory: tuple[tuple[int, int] | None, ...]
     why: tuple[str, ...] = ()
 
     @property
@@ -195,6 +197,7 @@ class _Solver:
             row_width = self._row_width(counts, window, reference)
         holds = [cost.hold_ns(count) for cost, count in zip(costs, counts, strict=True)]
         edges = [sum(counts[:stage]) for stage in range(len(counts) + 1)]
+        kv_tokens = self._kv(counts)
         return PlannedRing(
             stages=self._stages,
             order=self._order,
@@ -202,11 +205,12 @@ class _Solver:
             window=self._window(holds, reference),
             row_width=row_width,
             micro_batch_width=width,
-            kv_tokens=self._kv(counts),
+            kv_tokens=kv_tokens,
             reference=reference,
             holds_ns=tuple(round(hold) for hold in holds),
             links_ns=tuple(self._transfers(reference)),
             even_ns=self._even(reference),
+            memory=self._memory(counts, kv_tokens),
         )
 
     def _width(self, window: int, row_width: int) -> int:
@@ -292,6 +296,16 @@ class _Solver:
             return None
         block = self._scenario.ring.kv_block
         return min(*known, self._load.kv_most) // block * block
+
+    def _memory(
+        self, counts: tuple[int, ...], kv_tokens: int | None
+    ) -> tuple[tuple[int, int] | None, ...]:
+        """What each stage takes of its memory, with the KV planned or given."""
+        given = self._scenario.ring.kv_tokens if kv_tokens is None else kv_tokens
+        if isinstance(given, str):
+            return (None,) * len(counts)
+        each = given if isinstance(given, tuple) else (given,) * len(counts)
+        return tuple(map(self._costs.memory, range(len(counts)), counts, each))
 
     def _even(self, reference: Reference) -> tuple[int, ...] | None:
         """Holds of an even split in the scenario's order; None where memory does not hold it."""

@@ -120,6 +120,15 @@ class RingCosts:
     def _vocabularies(self, stage: int) -> int:
         return (stage == 0) + (stage == len(self._stages) - 1)
 
+    def memory(self, stage: int, layers: int, kv_tokens: int) -> tuple[int, int] | None:
+        """Bytes that weights and so much KV take, and bytes there are; None: not known."""
+        memory = self._memory[stage]
+        if memory is None:
+            return None
+        shape, room = memory
+        taken = layers * (shape.layer_bytes + kv_tokens * shape.kv_bytes)
+        return taken + self._vocabularies(stage) * shape.vocabulary_bytes, room
+
     def kv_room(self, stage: int, layers: int) -> int | None:
         """KV tokens that fit beside so many layers; None: memory is not known."""
         memory = self._memory[stage]

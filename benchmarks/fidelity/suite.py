@@ -196,7 +196,9 @@ def run(scenario: Path, speed: Speed, out: Path, repeats: int) -> Row:
     profile = speed.scaled_to(directory / "profile.json")
     row = row_of(scenario, predict(scenario, profile, directory / "simulated"), real)
     runs = [str(directory / name) for name in ("real_0", "simulated")]
-    command("kvasir-sim", "compare", *runs, "--plot", str(directory / "scatter.png"), "--json")
+    scatter = directory / "scatter.png"
+    scatter.unlink(missing_ok=True)  # Earlier versions left no mark in it.
+    command("kvasir-sim", "compare", *runs, "--plot", str(scatter), "--json")
     return row
 
 

@@ -38,6 +38,7 @@ from kvasir_rt.hub.store import Store, StoreError
 from kvasir_rt.relay.embedded import embedded_relay
 from kvasir_rt.swarm.event_log import EventLog
 from kvasir_rt.swarm.identity import create_secret_file, read_secret_file
+from kvasir_scenario.out_file import EVENT_LOG, STATUS, check_out_file
 
 TOKEN_VARIABLE = "KVASIR_HUB_TOKEN"  # noqa: S105 - Where it is looked for.
 TOKEN_CHARACTERS_MIN = 16
@@ -138,6 +139,10 @@ def _check(options: HubOptions) -> None:
                 f"the {name} token has {len(token)} characters; it must have at least "
                 f"{TOKEN_CHARACTERS_MIN}"
             )
+    if options.events is not None:
+        check_out_file("--events", options.events, EVENT_LOG)
+    if options.status_file is not None:
+        check_out_file("--status-file", options.status_file, STATUS)
     names = [name for name, _ in options.models]
     if len(set(names)) != len(names):
         raise HubError("--model names the same model twice")

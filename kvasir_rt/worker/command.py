@@ -9,6 +9,7 @@ import torch
 
 from kvasir_rt.worker.options import WorkerOptions
 from kvasir_rt.worker.worker import Worker
+from kvasir_scenario.out_file import STATUS, check_out_file
 
 
 def default_store() -> Path:
@@ -22,6 +23,8 @@ def run_worker(options: WorkerOptions) -> int:
     Raises:
         KvasirError: It cannot begin, or the hub is not the one that was known.
     """
+    if options.status_file is not None:
+        check_out_file("--status-file", options.status_file, STATUS)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     return asyncio.run(_run(options))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kvasir_scenario.option_numbers import Number
+from kvasir_scenario.out_file import PLOT, check_out_file
 
 if TYPE_CHECKING:
     from kvasir_scenario.compare import Comparison
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 @click.command("compare")
 @click.argument("run_dirs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--max-error", type=Number(0, 1000), help="Exit with 1 past this error (0.1).")
-@click.option("--plot", type=click.Path(path_type=Path), help="Write per-request scatter (PNG).")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), help="Write per-request scatter, FILE.png."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def command(
     run_dirs: tuple[Path, ...], max_error: float | None, plot: Path | None, as_json: bool
@@ -30,6 +33,8 @@ def command(
         raise click.UsageError("give at least two run directories")
     from kvasir_scenario.compare import compare, comparison_document, draw_scatter, read_run
 
+    if plot is not None:
+        check_out_file("--plot", plot, PLOT, (".png",))
     comparison = compare([read_run(directory) for directory in run_dirs])
     if plot is not None:
         draw_scatter(comparison, plot)

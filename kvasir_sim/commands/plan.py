@@ -1,11 +1,13 @@
 """`kvasir-sim plan SCENARIO`: the best ring for these machines, why, and as a scenario file."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from kvasir_core.errors import ScenarioError
+from kvasir_scenario.out_file import PLAN, check_out_file, write_out_file
 
 
 @click.command("plan")
@@ -24,15 +26,21 @@ def command(scenario: Path, settings: tuple[str, ...], out: Path | None, as_json
     under kvasir-sim and kvasir-rt.
     """
     from kvasir_scenario.load import load_scenario
-    from kvasir_sim.plan_reasons import plan_facts, plan_yaml
+    from kvasir_sim.plan_reasons import plan_facts, plan_yaml, stage_lines
     from kvasir_sim.planner import auto_layers, plan_scenario
 
+    is_printed = str(out) == "-"
+    if as_json and out is not None:
+        raise click.UsageError("--json writes no file; leave --out out")
+    if out is not None and not is_printed:
+        _check(out, scenario)
     loaded = load_scenario(scenario, settings, planner=auto_layers)
     planned = plan_scenario(loaded)
     if as_json:
         click.echo(json.dumps(plan_facts(planned), indent=2))
         return
-    is_printed = str(out) == "-"
+    for line in stage_lines(planned):
+        click.echo(line, err=is_printed)
     for sentence in planned.why:
         click.echo(f"- {sentence}", err=is_printed)
     if out is None:
@@ -42,18 +50,17 @@ def command(scenario: Path, settings: tuple[str, ...], out: Path | None, as_json
     if is_printed:
         click.echo(text, nl=False)
         return
-    _write(text, out, scenario)
-
-
-def _write(text: str, target: Path, scenario: Path) -> None:
-    if target.resolve() == scenario.resolve():
-        raise ScenarioError(f"--out {target} is the scenario itself; give another file")
-    if target.parent.resolve() != scenario.parent.resolve():
+    write_out_file("--out", out, text.encode())
+    if out.parent.resolve() != scenario.parent.resolve():
         click.echo(
             f"note: relative paths in it stand as in {scenario}; keep it in {scenario.parent}",
             err=True,
         )
-    partial = target.with_name(f"{target.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(target)
-    click.echo(f"Plan: {target}")
+    click.echo(f"Plan: {out}")
+
+
+def _check(target: Path, scenario: Path) -> None:
+    with suppress(OSError):  # One of them is not there, or cannot be looked at.
+        if target.samefile(scenario):
+            raise ScenarioError(f"--out {target} is the scenario itself; give another file")
+    check_out_file("--out", target, PLAN, (".yaml", ".yml"))

@@ -139,12 +139,20 @@ def test_wrong_sizes_are_told(tiny: Path, arguments: list[str], word: str) -> No
 def test_where_the_profile_cannot_be_written_is_told_before_anything_is_measured(
     tiny: Path, tmp_path: Path
 ) -> None:
-    for out, why in ((tmp_path / "no" / "p.json", "no directory"), (tmp_path, "a directory")):
+    other = tmp_path / "package.json"
+    other.write_text("{}")
+    for out, why in (
+        (tmp_path / "no" / "p.json", "no directory"),
+        (tmp_path, "a directory"),
+        (other, "did not write it"),
+        (tmp_path / "p.txt", "must end in .json"),
+    ):
         result = CliRunner().invoke(profile.command, [str(tiny), "--out", str(out)])
         assert isinstance(result.exception, ScenarioError)
         assert why in str(result.exception)
         assert not result.output
-    assert not list(tmp_path.iterdir())
+    assert other.read_text() == "{}"
+    assert list(tmp_path.iterdir()) == [other]
 
 
 def test_a_model_without_a_middle_stage_is_refused(tmp_path: Path) -> None:

@@ -66,6 +66,23 @@ def test_scatter_is_drawn(two_runs: tuple[Path, Path], tmp_path: Path) -> None:
     assert (tmp_path / "scatter.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_scatter_replaces_an_earlier_one_and_nothing_else(
+    two_runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compare", *map(str, two_runs), "--plot"]
+    for _ in range(2):
+        main([*words, str(tmp_path / "scatter.png")])
+    (tmp_path / "photo.png").write_bytes(b"\x89PNG\r\n of my cat")
+    capsys.readouterr()
+    for name, why in (("photo.png", "did not write it"), ("thesis.txt", "must end in .png")):
+        assert command(*words, str(tmp_path / name)) == 2
+        said = capsys.readouterr()
+        assert not said.out
+        assert why in said.err
+    assert (tmp_path / "photo.png").read_bytes() == b"\x89PNG\r\n of my cat"
+    assert not (tmp_path / "thesis.txt").exists()
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match="finished run"):
         read_run(tmp_path)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from kvasir_sim.plan_reasons import plan_yaml, planned_scenario
 from kvasir_sim.planner import PlannedRing, auto_layers, plan_scenario
 from kvasir_sim.run import run
 from tests.sim.profile_inputs import PROFILE
+from tests.sim.shipped import ROOT
 
 LOAD = "workload: {kind: closed, users: 24, prompt_tokens: 60, output_tokens: 120, requests: 240}\n"
 SPEEDS = (
@@ -289,9 +291,12 @@ def test_the_command_says_why_and_writes_a_scenario_that_runs(
     main(["plan", str(path)])
     out = capsys.readouterr().out
     assert "- layers 2, 7, 3: " in out
+    assert "stage 1: layers [2, 9), " in out
     assert "Nothing was written" in out
     assert list(tmp_path.iterdir()) == [path], "no file that nobody asked for"
-    main(["plan", str(path), "--out", str(planned)])
+    for _ in range(2):  # Its own file is replaced.
+        main(["plan", str(path), "--out", str(planned)])
+    assert "  layers: even" not in planned.read_text()
     assert f"Plan: {planned}" in capsys.readouterr().out
     main(["plan", str(planned), "--json"])
     facts = json.loads(capsys.readouterr().out)
@@ -319,3 +324,51 @@ def test_the_command_prints_yaml_alone_on_standard_output(
     printed = capsys.readouterr()
     assert plan_of(load_text(printed.out, label="out")).layers == ((0, 2), (2, 9), (9, 12))
     assert "- stage 0 is the longest" in printed.err
+
+
+def test_the_command_names_the_card_of_each_stage_and_what_fits_on_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["plan", str(ROOT / "scenarios" / "uneven_gpus.yaml")])
+    first, second, third = capsys.readouterr().out.splitlines()[:3]
+    assert first.startswith("stage 0 on fast: layers [0, 14), ")
+    assert second.startswith("stage 1 on fast: layers [14, 28), ")
+    assert third.startswith("stage 2 on old: layers [28, 32), ")
+    assert third.endswith(" of 17.2 GB for weights and KV")
+
+
+@pytest.mark.parametrize(
+    ("out", "why"),
+    [
+        ("", "it is a directory"),
+        ("folder.yaml", "it is a directory"),
+        ("loop.yaml", "symbolic links"),
+        ("none/x.yaml", "there is no directory none"),
+        ("precious.txt", "must end in .yaml or .yml"),
+        ("precious.yaml", "did not write it"),
+        ("pipe.yaml", "no regular file"),
+    ],
+)
+def test_the_command_says_before_any_work_why_it_cannot_write_there(
+    out: str,
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("three.yaml").write_text(SPEEDS + LOAD)
+    Path("folder.yaml").mkdir()
+    Path("loop.yaml").symlink_to("loop.yaml")
+    os.mkfifo("pipe.yaml")
+    for name in ("precious.yaml", "precious.txt"):
+        Path(name).write_text("ten: years\n")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(SystemExit, match="2"):
+        main(["plan", "three.yaml", "--out", out])
+    said = capsys.readouterr()
+    assert not said.out
+    assert said.err.startswith(f"error: --out {out or '.'} cannot be written: ")
+    assert why in said.err
+    assert sorted(tmp_path.iterdir()) == before
+    assert Path("precious.yaml").read_text() == "ten: years\n"

@@ -160,6 +160,8 @@ def test_a_taken_port_is_refused_at_once_and_named(tmp_path: Path) -> None:
         (["--database", "mysql://h/db"], "sqlite or postgresql"),
         (["--join-token-file", "/nowhere"], "/nowhere"),
         (["--model", "a=x", "--model", "a=y"], "twice"),
+        (["--events", __file__], "did not write it"),
+        (["--status-file", __file__], "did not write it"),
     ],
 )
 def test_wrong_options_end_with_2_and_say_why(
