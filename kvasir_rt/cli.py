@@ -18,6 +18,7 @@ from kvasir_core.errors import KvasirError
 from kvasir_core.plan import STAGES_MAX, WIDTH_MAX
 from kvasir_rt.serve_cli import expert_options, read_expert_options
 from kvasir_scenario.digits import whole_number
+from kvasir_scenario.first_word import check_first_word
 from kvasir_scenario.option_numbers import (
     CORES_MAX,
     SECONDS_MAX,
@@ -48,11 +49,7 @@ class RuntimeGroup(click.Group):
         first = args[0] if args else "--help"
         commands = self.list_commands(ctx)
         if first not in commands and first not in ("--help", "-h", "--version"):
-            if not first.startswith("-") and "." not in first and not Path(first).exists():
-                known = ", ".join(name for name in commands if name != SCENARIO)
-                raise click.UsageError(
-                    f"{first!r} is neither a command ({known}) nor a scenario file", ctx
-                )
+            check_first_word(ctx, first, [name for name in commands if name != SCENARIO])
             args = [SCENARIO, *args]
         return super().parse_args(ctx, args)
 

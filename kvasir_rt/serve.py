@@ -277,6 +277,7 @@ class ServeRun:
             await self._close_engine()
             if self._options.status_file is not None:
                 self._options.status_file.unlink(missing_ok=True)
+        say("stopped")
         return 0
 
     def _on_sigterm(self) -> None:

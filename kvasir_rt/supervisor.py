@@ -30,7 +30,7 @@ class StageProcess:
             [sys.executable, "-m", "kvasir_rt.stage"],
             stdin=subprocess.PIPE,
             env=environment,
-            process_group=0,  # Ctrl-C is for the bridge, which then drains.
+            process_group=0,  # Ctrl-C is for the bridge, which then ends it.
         )
         self.pidfd = os.pidfd_open(self._process.pid)
         assert self._process.stdin is not None

@@ -5,6 +5,8 @@ file gets its name when it is complete, so that no reader meets half of one.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kvasir_core.errors import ScenarioError
@@ -60,6 +62,21 @@ def prepare_run_dir(path: Path) -> Path:
             "name a new or empty directory"
         ) from error
     return path
+
+
+@contextmanager
+def nothing_of_a_stopped_run(path: Path | None) -> Iterator[None]:
+    """Whoever stops a run finds nothing of it; the directory goes too, if it held nothing else."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if path is not None:
+            with suppress(OSError):
+                _remove_run(path)
+                (path / MARKER).unlink()
+                if not any(path.iterdir()):
+                    path.rmdir()
+        raise
 
 
 def _remove_run(path: Path) -> None:

@@ -1,5 +1,7 @@
 """The report on the screen: the verdict first, then the figures, every one with its unit."""
 
+import os
+
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -20,12 +22,21 @@ COLOURS = {
     VerdictKind.SATURATED: "green",
     VerdictKind.OVERLOADED: "red",
 }
+FILE_WIDTH = 1000  # Characters: wider than any table of ours.
 MARK = "*"  # Behind a percentile on too few samples.
+
+
+def output_console() -> Console:
+    """Standard output. A file or a pipe has no edge to wrap at, unless COLUMNS gives one."""
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = FILE_WIDTH
+    return console
 
 
 def print_report(report: Report, console: Console | None = None) -> None:
     """Print a report to `console` (default: standard output)."""
-    console = console or Console(highlight=False)
+    console = console or output_console()
     _print_verdict(report, console)
     _print_requests(report, console)
     console.print(_latency_table(report))

@@ -10,7 +10,9 @@ from pathlib import Path
 import click
 
 from kvasir_core.errors import KvasirError
+from kvasir_scenario.first_word import check_first_word
 from kvasir_scenario.option_numbers import Whole
+from kvasir_sim.processes import sigterm_as_interrupt
 
 SUBCOMMANDS = {
     "campaign": "kvasir_sim.commands.campaign",
@@ -44,7 +46,11 @@ class ScenarioOrCommand(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put `run` in front of a scenario."""
         own = {"--help", "-h", "--version", "--schema"}
-        if args and args[0] != "run" and args[0] not in SUBCOMMANDS and args[0] not in own:
+        first = args[0] if args else "--help"
+        if first == "--schema" and args[1:]:
+            raise click.UsageError(f"--schema stands alone; found {args[1]!r} behind it", ctx)
+        if first != "run" and first not in SUBCOMMANDS and first not in own:
+            check_first_word(ctx, first, ["run", *SUBCOMMANDS])
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
@@ -126,7 +132,8 @@ def simulate_command(
 def main(args: list[str] | None = None) -> None:
     """Entry point: errors become one message and an exit code."""
     try:
-        group.main(args=args, prog_name="kvasir-sim", standalone_mode=False)
+        with sigterm_as_interrupt():
+            group.main(args=args, prog_name="kvasir-sim", standalone_mode=False)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.ClickException as error:

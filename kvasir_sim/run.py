@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,11 @@ from kvasir_scenario.dump import to_yaml
 from kvasir_scenario.load import load_scenario
 from kvasir_scenario.report import write_report
 from kvasir_scenario.report_schema import Report, Variant
-from kvasir_scenario.run_dir import prepare_run_dir, write_whole
+from kvasir_scenario.run_dir import nothing_of_a_stopped_run, prepare_run_dir, write_whole
 from kvasir_scenario.schema import Scenario
 from kvasir_scenario.variants import variants_of
 from kvasir_sim.planner import auto_layers
+from kvasir_sim.processes import process_pool
 from kvasir_sim.simulate import Progress, simulate
 
 if TYPE_CHECKING:
@@ -110,8 +110,9 @@ def run(
     if processes is None:
         processes = min(len(variants), max(0, (os.cpu_count() or 1) - 1))
     with ExitStack() as stack:
+        stack.enter_context(nothing_of_a_stopped_run(directory))
         if processes and variants:
-            pool = stack.enter_context(ProcessPoolExecutor(processes))
+            pool = stack.enter_context(process_pool(processes))
             later = [pool.submit(simulate, variant) for _, variant in variants]
             report = simulate(scenario, directory, csv=csv, events=events, progress=progress)
             reports = [future.result() for future in later]

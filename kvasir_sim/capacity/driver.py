@@ -14,6 +14,8 @@ Row = dict[str, Any]
 Progress = Callable[[int, int, str], None]
 """Called with the runs so far, how many there will probably be, and what they are for."""
 
+TOLD = ("rate_per_s", "rate_scale", "users", "requests", "seed")  # Of a run that begins.
+
 
 class Driver:
     """Runs what searches ask for.
@@ -25,7 +27,7 @@ class Driver:
     def __init__(self, pool: Pool, progress: Progress | None = None) -> None:
         self.runs = 0
         self._expected = 0
-        self._doing = ""
+        self._doing = self._trying = ""
         self._pool = pool
         self._progress = progress
         self._rows: dict[str, Row] = {}
@@ -37,7 +39,8 @@ class Driver:
 
     def _tell(self) -> None:
         if self._progress is not None:
-            self._progress(self.runs, max(self._expected, self.runs + 1), self._doing)
+            doing = self._doing + self._trying
+            self._progress(self.runs, max(self._expected, self.runs + 1), doing)
 
     def drive(self, searches: Sequence[Generator[Changes, Row, Found]]) -> list[Found]:
         """Advance all of them until each has found what it sought."""
@@ -66,6 +69,8 @@ class Driver:
                 key, changes = asked.popleft()
                 keys[self.runs + len(keys)] = key
                 self._pool.submit(Task(self.runs + len(keys) - 1, changes))
+                self._trying = _words(changes)
+                self._tell()
             reply = self._pool.receive()
             key = keys.pop(reply.number)
             self.runs += 1
@@ -74,3 +79,14 @@ class Driver:
             for place in waiting.pop(key):
                 advance(place, self._rows[key])
         return [found[place] for place in range(len(searches))]
+
+
+def _words(changes: Changes) -> str:
+    """The load and the seed of a run, for people."""
+    last = [(key.rpartition(".")[2], value) for key, value in changes]
+    told = [
+        f"{name.replace('_', ' ')} {value:.4g}"
+        for name, value in last
+        if name in TOLD and isinstance(value, int | float)
+    ]
+    return f" ({', '.join(told)})" if told else ""

@@ -3,9 +3,9 @@
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
+from kvasir_scenario.terminal import output_console
 from kvasir_scenario.wording import duration
 
 TRIED_SHOWN = 12
@@ -13,7 +13,7 @@ TRIED_SHOWN = 12
 
 def print_capacity(document: dict[str, Any]) -> None:
     """Capacity, what breaks, and the gains."""
-    console = Console(highlight=False)
+    console = output_console()
     unit, seeds = document["unit"], document["seeds"]
     limits = ", ".join(f"{name} <= {duration(most)}" for name, most in document["limits_s"].items())
     within = f" with {limits}" if limits else ", queue not growing"
@@ -86,7 +86,7 @@ def _gain_cells(gain: dict[str, Any]) -> tuple[str, str, str]:
 
 def print_cheapest(document: dict[str, Any]) -> None:
     """The cheapest that carries the load, and what was tried before it."""
-    console = Console(highlight=False)
+    console = output_console()
     load = f"{document['load']:,.4g} {document['unit']}"
     best = document["best"]
     if best is None:

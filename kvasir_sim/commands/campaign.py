@@ -4,13 +4,13 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any
 
 import click
 
 from kvasir_scenario.option_numbers import Number, Whole
+from kvasir_sim.processes import process_pool
 from kvasir_sim.swarm.campaign import MINUTES_MAX, SEEDS_MAX, SeedResult, run_seed
 
 SECONDS_PER_HOUR = 3600
@@ -57,7 +57,7 @@ def _run(seeds: Iterable[int], minutes: float, processes: int) -> Iterator[SeedR
     if processes == 1:
         yield from map(one, seeds)
         return
-    with ProcessPoolExecutor(processes) as pool:
+    with process_pool(processes) as pool:
         yield from pool.map(one, seeds)
 
 

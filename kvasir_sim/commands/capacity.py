@@ -91,16 +91,23 @@ def command(
 def _progress(*, is_shown: bool) -> Iterator["Progress | None"]:
     """What is tried, how far it is, and the time left; on a terminal."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     console = Console(stderr=True)
     if not (is_shown and console.is_terminal):
         yield None
         return
     columns = (
-        TextColumn("{task.description}"), BarColumn(),
-        TextColumn("{task.completed:.0f} of about {task.total:.0f} runs"),
-        TimeRemainingColumn(), TextColumn("left"),
+        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(16),
+        TextColumn("{task.completed:.0f} of about {task.total:.0f} runs,"),
+        TimeElapsedColumn(), TextColumn("so far,"), TimeRemainingColumn(), TextColumn("left"),
     )  # fmt: skip
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=1)

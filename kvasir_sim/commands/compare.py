@@ -54,10 +54,11 @@ def command(
 
 def _show(comparison: "Comparison") -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    from kvasir_scenario.terminal import output_console
+
+    console = output_console()
     table = Table(box=SIMPLE_HEAD)
     table.add_column("figure")
     for index, run in enumerate(comparison.runs):

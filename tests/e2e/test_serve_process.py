@@ -124,6 +124,7 @@ def test_ctrl_c_while_loading_leaves_nothing(tiny: str, tmp_path: Path) -> None:
         wait_for(lambda: server.status() != {}, "the port")
         assert server.end(signal.SIGINT) == 0
         assert not server.status_file.exists()
+        assert (tmp_path / "stderr.txt").read_text().endswith("stopped\n")
     finally:
         stop(server)
 

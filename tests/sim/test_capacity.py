@@ -1,6 +1,7 @@
 """Capacity: limits, the test of one load, the search, and what it finds on rings one can reckon."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,20 @@ def oracle_search(
     pool = OraclePool(holds)
     pool.drifts = knob.drifts
     return LoadSearch(Driver(pool), knob, (), range(7, 7 + seeds), 0.01), pool
+
+
+def test_progress_tells_what_is_tried_before_the_first_run_ends(tmp_path: Path) -> None:
+    told: list[tuple[int, int, str]] = []
+    knob = knob_of(source_of(tmp_path).load())
+    pool = OraclePool(lambda load, _seed: load < 1)
+    pool.drifts = knob.drifts
+    driver = Driver(pool, lambda *what: told.append(what))
+    LoadSearch(driver, knob, (), range(7, 8), 0.1).capacity()
+    at_start = [doing for runs, _, doing in told if runs == 0]
+    assert at_start[0] == "seed 1: roughly how much"
+    assert re.fullmatch(
+        r"seed 1: roughly how much \(rate per s [0-9.]+, requests \d+, seed 7\)", at_start[1]
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,23 @@
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from kvasir_core import Ring
 from kvasir_core.eventlog import replay
+from kvasir_scenario import run_dir
 from kvasir_scenario.planning import plan_of
 from kvasir_scenario.report_schema import parse_report
 from kvasir_scenario.workload import build_workload
-from kvasir_sim.cli import SUBCOMMANDS
+from kvasir_sim.cli import SUBCOMMANDS, main
 from kvasir_sim.costs import build_costs
 from kvasir_sim.prefix_cache import cached_tokens
 from kvasir_sim.run import run
@@ -90,6 +94,8 @@ def test_every_command_explains_itself(words: list[str]) -> None:
         (["scenarios/starved.yaml", "--set", "ring.stages=1"], "2"),
         (["scenarios/starved.yaml", "--no-such-option"], "no-such-option"),
         (["scenarios/starved.yaml", "--set", "ring.prefix_cache=true"], "prefix_cache"),
+        (["plam", "scenarios/starved.yaml"], "did you mean plan?"),
+        (["--schema", "extra"], "--schema stands alone"),
     ],
 )
 def test_wrong_input_exits_with_2_and_one_message(
@@ -108,6 +114,57 @@ def test_a_folder_that_is_not_a_run_is_left_alone(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert (tmp_path / "thesis.txt").read_text() == "ten years"
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def heed_interrupts() -> None:
+    """What a shell starts in the background ignores SIGINT, and so does all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_stopped_leaves_nothing_and_nobody(
+    how: signal.Signals, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    long = ["--set", "workload.requests=1000000", "--set", "what_if={slow: {ring.window: 1}}"]
+    words = ["scenarios/starved.yaml", *long, "--processes", "1", "--out", str(out)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvasir_sim.cli", *words],
+        stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        preexec_fn=heed_interrupts,  # noqa: PLW1509 - No threads here.
+    )  # fmt: skip
+    asker = psutil.Process(process.pid)
+    end = time.monotonic() + 60
+    while not (out / ".stages.parquet.partial").exists() or not asker.children():
+        assert time.monotonic() < end, "the run begins within a minute"
+        time.sleep(0.02)
+    workers = asker.children()
+    process.send_signal(how)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said.strip()) == (1, "stopped")
+    assert not out.exists()
+    assert not any(worker.is_running() for worker in workers)
+
+
+def test_a_stopped_run_leaves_what_was_there_before(tmp_path: Path) -> None:
+    run_dir.prepare_run_dir(tmp_path)
+    (tmp_path / "thesis.txt").write_text("ten years")
+    (tmp_path / "report.json").write_text("{}")
+    with pytest.raises(KeyboardInterrupt), run_dir.nothing_of_a_stopped_run(tmp_path):
+        raise KeyboardInterrupt
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_off_a_terminal_no_name_is_broken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    name = "one-very-slow-link-between-the-second-and-the-third-stage"
+    settings = ("workload.requests=20", f"what_if={{{name}: {{ring.window: 1}}}}")
+    words = [word for setting in settings for word in ("--set", setting)]
+    out = str(tmp_path / "run")
+    main([str(ROOT / "scenarios/starved.yaml"), *words, "--no-plots", "--out", out])
+    assert f" {name} " in capsys.readouterr().out
 
 
 def test_the_schema_for_editors_takes_every_shipped_scenario() -> None:
