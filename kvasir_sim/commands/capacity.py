@@ -99,15 +99,17 @@ def _progress(*, is_shown: bool) -> Iterator["Progress | None"]:
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
+    from rich.table import Column
 
     console = Console(stderr=True)
     if not (is_shown and console.is_terminal):
         yield None
         return
     columns = (
-        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(16),
-        TextColumn("{task.completed:.0f} of about {task.total:.0f} runs,"),
-        TimeElapsedColumn(), TextColumn("so far,"), TimeRemainingColumn(), TextColumn("left"),
+        SpinnerColumn(),
+        TextColumn("{task.description}", table_column=Column()),  # It wraps where there is no room.
+        BarColumn(8), TextColumn("{task.completed:.0f} of about {task.total:.0f} runs"),
+        TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("left"),
     )  # fmt: skip
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=1)
