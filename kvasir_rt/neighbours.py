@@ -8,16 +8,17 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.context import SpawnProcess
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from statistics import median
 from typing import Self
 
 from kvasir_core.errors import PlanError
 from kvasir_rt.stage import die_with_parent
-from kvasir_rt.stage_bench import ProfileOptions, StageBench
+from kvasir_rt.stage_bench import ProfileOptions, StageBench, Timer
 
 LOAD_S_MAX = 120.0
 ROWS_MAX = 8  # A decode of a usual width.
@@ -46,17 +47,14 @@ def _compute(
 
 
 class Neighbours:
-    """`options.neighbours` processes with the same layers, each on a core of its own, at rest.
-
-    While they exist this process keeps off their cores.
-    """
+    """`options.neighbours` processes with the same layers, each on a core of its own, at rest."""
 
     def __init__(self, model: Path, layers: tuple[int, int], options: ProfileOptions) -> None:
         self._model = model
         self._arguments = (model, layers, options)
         self._count = options.neighbours
         self._workers: list[SpawnProcess] = []
-        self._cores_before = os.sched_getaffinity(0)
+        self._cores = sorted(os.sched_getaffinity(0))
 
     def __enter__(self) -> Self:
         """Start them and wait until they have computed once.
@@ -64,7 +62,7 @@ class Neighbours:
         Raises:
             PlanError: There are not so many cores, or one did not load.
         """
-        cores, count = sorted(self._cores_before), self._count
+        cores, count = self._cores, self._count
         if count >= len(cores):
             raise PlanError(
                 f"--neighbours {count} needs {count + 1} cores; this process may use {len(cores)}"
@@ -79,17 +77,39 @@ class Neighbours:
                 worker.start()
                 self._wait_for(worker, is_ready)
                 self._signal(worker, signal.SIGSTOP)
-            os.sched_setaffinity(0, set(cores[:-count]))
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.sched_setaffinity(0, self._cores_before)
         for worker in self._workers:
             worker.kill()
             worker.join()
+
+    def beside(self, timers: Mapping[int, Timer], repeats: int) -> list[tuple[int, int, int]]:
+        """By rows: how long alone, and how long while the neighbours compute.
+
+        Taken in pairs, one right after the other: what they cost is the median of the pairs'
+        ratios, which a machine whose speed drifts does not hide. Meanwhile this process keeps off
+        their cores.
+        """
+        times: dict[int, list[tuple[int, int]]] = {count: [] for count in timers}
+        os.sched_setaffinity(0, set(self._cores[: -self._count]))
+        try:
+            for _ in range(repeats + 1):
+                for count, timer in timers.items():
+                    alone = timer()
+                    with self.at_work():
+                        times[count].append((alone, timer()))
+        finally:
+            os.sched_setaffinity(0, set(self._cores))
+        rows = []
+        for count, pairs in times.items():
+            alone = round(median(one for one, _ in pairs[1:]))
+            ratio = median(two / one for one, two in pairs[1:])
+            rows.append((count, alone, round(alone * max(1.0, ratio))))
+        return rows
 
     @contextmanager
     def at_work(self) -> Iterator[None]:

@@ -22,7 +22,7 @@ from kvasir_core.errors import PlanError, ScenarioError
 from kvasir_rt.expert_bench import measure_experts
 from kvasir_rt.model_files import find_model, model_name
 from kvasir_rt.neighbours import Neighbours
-from kvasir_rt.rescale import SpeedProbe
+from kvasir_rt.rescale import SpeedProbe, few_sizes
 from kvasir_rt.stage_bench import ProfileOptions, StageBench, Timer, in_rounds
 from kvasir_scenario.digits import whole_number
 from kvasir_scenario.option_numbers import THREADS_MAX, TOKENS_MAX, Whole
@@ -40,6 +40,7 @@ from kvasir_scenario.profile import (
 
 Say = Callable[[str], None]
 
+CROWD_ROUNDS = 3
 BODY_LAYERS_MAX = 10  # Deep enough that a layer's time shows, shallow enough to be quick.
 
 
@@ -142,23 +143,11 @@ def measure_stages(
 
 
 def measure_crowd(model: Path, layers: tuple[int, int], options: ProfileOptions) -> Crowd:
-    """A body alone and beside busy neighbours, in turn."""
+    """A body alone and beside busy neighbours, at a few sizes: the cost is small, so many times."""
+    stage = StageBench(model, layers, options)
+    timers = {count: stage.rows(count) for count in few_sizes(options.rows)}
     with Neighbours(model, layers, options) as neighbours:
-        stage = StageBench(model, layers, options)
-        timers: dict[tuple[int, bool], Timer] = {}
-        for count in options.rows:
-            alone = timers[count, False] = stage.rows(count)
-
-            def beside(alone: Timer = alone) -> int:
-                with neighbours.at_work():
-                    return alone()
-
-            timers[count, True] = beside
-        points = in_rounds(timers, options.repeats)
-    rows = [
-        (count, points[count, False][0], max(points[count, False][0], points[count, True][0]))
-        for count in options.rows
-    ]
+        rows = neighbours.beside(timers, CROWD_ROUNDS * options.repeats)
     return Crowd(neighbours=options.neighbours, rows=rows)
 
 
@@ -196,7 +185,8 @@ def rescaled_now(file: Path, model: Path, name: str, options: ProfileOptions) ->
                 f"{file}: {what} of the profile is {measured!r}, here it is {here!r}; measure a "
                 "profile of its own (leave --rescale out)"
             )
-    return scaled(profile, SpeedProbe(model, profile, options).take())
+    with SpeedProbe(model, profile, options) as probe:
+        return scaled(profile, *probe.take())
 
 
 def commit_name() -> str:

@@ -4,9 +4,12 @@ A machine that others share, or that gets warm, does the same work at another sp
 Two seconds of a few sizes tell by how much, and `kvasir_scenario.profile.scaled` does the rest.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
+from kvasir_rt.neighbours import Neighbours
 from kvasir_rt.stage_bench import ProfileOptions, StageBench, in_rounds
 from kvasir_scenario.profile import Profile
 
@@ -14,8 +17,16 @@ SIZES_MAX = 4
 ROUNDS = 9
 
 
+def few_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+    """At most four, from the least to the greatest."""
+    steps, last = min(SIZES_MAX, len(sizes)) - 1, len(sizes) - 1
+    return tuple(sizes[place * last // steps] for place in range(steps + 1))
+
+
 class SpeedProbe:
     """A body as the profile's, kept loaded so that it can be timed again and again.
+
+    With the profile's neighbours, if it has any: what they cost drifts too.
 
     Args:
         model: The GGUF file the profile is of.
@@ -27,18 +38,39 @@ class SpeedProbe:
         import torch
 
         torch.set_num_threads(options.threads)
-        sizes = [count for count, _, _ in profile.body.rows]
-        steps = min(SIZES_MAX, len(sizes)) - 1
-        self._sizes = sorted(
-            {sizes[place * (len(sizes) - 1) // steps] for place in range(steps + 1)}
-        )
+        crowd = profile.crowd
         options = replace(
-            options, rows=tuple(self._sizes), decodes=(1,), contexts=(1,), chunks=(1,), behind=(0,)
+            options,
+            neighbours=0 if crowd is None else crowd.neighbours,
+            rows=few_sizes([count for count, _, _ in profile.body.rows]),
+            decodes=(1,),
+            contexts=(1,),
+            chunks=(1,),
+            behind=(0,),
         )
-        stage = StageBench(model, (1, 1 + profile.body.layers), options)
-        self._timers = {count: stage.rows(count) for count in self._sizes}
+        layers = 1, 1 + profile.body.layers
+        stage = StageBench(model, layers, options)
+        self._timers = {count: stage.rows(count) for count in options.rows}
+        self._neighbours = None if crowd is None else Neighbours(model, layers, options)
 
-    def take(self) -> list[tuple[int, int]]:
-        """Rows and the median nanoseconds they take now."""
+    def __enter__(self) -> Self:
+        """Start the neighbours, at rest.
+
+        Raises:
+            PlanError: There are not so many cores, or one did not load.
+        """
+        if self._neighbours is not None:
+            self._neighbours.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._neighbours is not None:
+            self._neighbours.__exit__()
+
+    def take(self) -> tuple[list[tuple[int, int]], list[tuple[int, int, int]] | None]:
+        """Rows and the median nanoseconds they take now; and alone and beside neighbours."""
+        if self._neighbours is not None:
+            crowd = self._neighbours.beside(self._timers, ROUNDS)
+            return [(count, alone) for count, alone, _ in crowd], crowd
         points = in_rounds(self._timers, ROUNDS)
-        return [(count, points[count][0]) for count in self._sizes]
+        return [(count, ns) for count, (ns, _) in points.items()], None

@@ -181,7 +181,11 @@ def read_profile(path: Path) -> Profile:
         ) from None
 
 
-def scaled(profile: Profile, now: Sequence[tuple[int, int]]) -> Profile:
+def scaled(
+    profile: Profile,
+    now: Sequence[tuple[int, int]],
+    crowd: Sequence[tuple[int, int, int]] | None = None,
+) -> Profile:
     """The profile at another speed of the machine.
 
     Every hold is multiplied by how much longer its number of rows takes now, linear between the
@@ -190,6 +194,7 @@ def scaled(profile: Profile, now: Sequence[tuple[int, int]]) -> Profile:
     Args:
         profile: As measured.
         now: Rows (ascending) and nanoseconds of a body as the profile's, at the new speed.
+        crowd: The same, alone and beside the profile's neighbours, in place of what it says.
     """
     measured = profile.body.rows
     sizes, then = [line[0] for line in measured], [line[1] for line in measured]
@@ -205,13 +210,12 @@ def scaled(profile: Profile, now: Sequence[tuple[int, int]]) -> Profile:
     def plane(points: Sequence[Plane], rows_at: int = 0) -> list[Plane]:
         return [(*p[:2], longer(p[rows_at], p[2]), longer(p[rows_at], p[3])) for p in points]
 
-    body, crowd, experts = profile.body, profile.crowd, profile.experts
+    body, experts, neighbours = profile.body, profile.experts, profile.crowd
     rows, decode, prefill = line(body.rows), plane(body.decode), plane(body.prefill)
     shortest = min(point[-2] for table in (rows, decode, prefill) for point in table)
     pass_ns = min(longer(sizes[0], body.pass_ns), shortest)
-    if crowd is not None:
-        beside = [(n, max(1, longer(n, one)), max(1, longer(n, two))) for n, one, two in crowd.rows]
-        crowd = Crowd(neighbours=crowd.neighbours, rows=beside)
+    if neighbours is not None and crowd is not None:
+        neighbours = Crowd(neighbours=neighbours.neighbours, rows=list(crowd))
     return profile.model_copy(
         update={
             "body": Body(
@@ -220,7 +224,7 @@ def scaled(profile: Profile, now: Sequence[tuple[int, int]]) -> Profile:
             "head": line(profile.head),
             "tail": line(profile.tail),
             "experts": None if experts is None else plane(experts, rows_at=1),
-            "crowd": crowd,
+            "crowd": neighbours,
             "rescaled": again,
         }
     )

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Self
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 from kvasir_scenario.profile import read_profile, scaled, write_profile  # noqa: E402
 
+Table = Sequence[tuple[int, ...]]
 MODEL = "smollm2-135m"
 BARS = {"throughput": 0.05, "tpot_p50": 0.07, "ttft_p90": 0.15}
 PROFILE_OPTIONS = (
@@ -121,21 +122,34 @@ class Speed:
         self._profile = read_profile(profile)
         options = ProfileOptions(dtype=self._profile.dtype)
         self._probe = SpeedProbe(find_model(MODEL), self._profile, options)
-        self._taken: list[list[tuple[int, int]]] = []
+        self._looks: list[tuple[Table, Table | None]] = []
+
+    def __enter__(self) -> Self:
+        self._probe.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._probe.__exit__()
 
     def look(self) -> None:
         """Measure once more."""
-        self._taken.append(self._probe.take())
+        self._looks.append(self._probe.take())
 
     def scaled_to(self, path: Path) -> Path:
         """The profile at the median speed of the looks since the last call, as a file."""
-        now = [
-            (each[0][0], round(median(ns for _, ns in each)))
-            for each in zip(*self._taken, strict=True)
-        ]
-        write_profile(scaled(self._profile, now), path)
-        self._taken = []
+        looks, self._looks = self._looks, []
+        now = middle([rows for rows, _ in looks])
+        crowds = [crowd for _, crowd in looks if crowd is not None]
+        write_profile(scaled(self._profile, now, middle(crowds) if crowds else None), path)
         return path
+
+
+def middle(tables: Sequence[Table]) -> Any:
+    """The median of every cell."""
+    return [
+        tuple(round(median(cell)) for cell in zip(*lines, strict=True))
+        for lines in zip(*tables, strict=True)
+    ]
 
 
 def predict(scenario: Path, profile: Path, out: Path) -> dict[str, Any]:
@@ -249,12 +263,13 @@ def main() -> int:
         parser.error(f"no such scenario: {', '.join(sorted(unknown))}" if unknown else "--repeats")
     given.out.mkdir(parents=True, exist_ok=True)
     profile = given.profile or take_profile(given.out)
-    rows, speed = [], Speed(profile)
-    for scenario in scenarios:
-        if given.only and scenario.stem not in given.only:
-            continue
-        rows.append(run(scenario, speed, given.out, given.repeats))
-        print(line_of(rows[-1]), file=sys.stderr, flush=True)
+    rows = []
+    with Speed(profile) as speed:
+        for scenario in scenarios:
+            if given.only and scenario.stem not in given.only:
+                continue
+            rows.append(run(scenario, speed, given.out, given.repeats))
+            print(line_of(rows[-1]), file=sys.stderr, flush=True)
     whole = document(rows, profile)
     (given.out / "fidelity.json").write_text(json.dumps(whole, indent=1) + "\n")
     if given.docs:

@@ -60,7 +60,7 @@ def observe(overlap: int, delay_ms: float) -> Observed:
                 f"worker-{number}", "--max-experts", "32", "--delay-ms", str(delay_ms)
             )
         with Load(made, CLIENTS, TOKENS) as load:
-            until("all is covered", lambda: all(s["replicas"] for s in made.segments()))
+            until("all is covered", made.is_covered)
             until("a worker proves itself", made.has_proven_worker)
             load.wait_rounds(2 * CLIENTS)  # Past the first answers, all of which are checked.
             began, before = time.monotonic_ns(), made.ring()

@@ -182,6 +182,11 @@ class World:
             for segment in layer["segments"]
         ]
 
+    def is_covered(self) -> bool:
+        """Whether somebody holds each segment; the hub may not yet know the model."""
+        found = self.http.get(f"{self.hub_url}/api/expert-demand?model={NAME}")
+        return found.is_success and all(segment["replicas"] for segment in self.segments())
+
     def ring(self) -> dict[str, Any]:
         ring: dict[str, Any] = self.get(f"{self.url}/api/ring")
         return ring

@@ -36,7 +36,8 @@ def test_a_small_real_ring_does_about_what_was_foretold(
     scenario = tmp_path / "small.yaml"
     scenario.write_text(SMALL)
     profile = suite.take_profile(tmp_path, PROFILE)
-    row = suite.run(scenario, suite.Speed(profile), tmp_path, repeats=1)
+    with suite.Speed(profile) as speed:
+        row = suite.run(scenario, speed, tmp_path, repeats=1)
     with capsys.disabled():
         print(f"\nfidelity: {suite.line_of(row)}")
     throughput = next(figure for figure in row.figures if figure.name == "throughput")

@@ -61,6 +61,25 @@ def test_a_profile_is_scaled_to_the_speed_of_another_moment(tiny: Path, tmp_path
     assert after.link == before.link
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a second core")
+def test_a_look_at_the_speed_is_one_at_what_neighbours_cost_too(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    known = {"machine": profile.machine_name(ProfileOptions()), "model": "tiny"}
+    body = PROFILE["body"] | {"layers": 4}
+    crowd = {"neighbours": 1, "rows": [[1, 5, 10], [64, 5, 50]]}
+    path.write_text(json.dumps(PROFILE | known | {"body": body, "crowd": crowd}))
+    cores = os.sched_getaffinity(0)
+    found = profile.rescaled_now(path, tiny, "tiny", ProfileOptions())
+    assert os.sched_getaffinity(0) == cores
+    assert multiprocessing.active_children() == []
+    assert found.crowd is not None
+    assert found.rescaled is not None
+    assert [(count, ns) for count, _, ns in found.rescaled] == [
+        (count, alone) for count, alone, _ in found.crowd.rows
+    ]
+    assert all(beside >= alone for _, alone, beside in found.crowd.rows)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "word"),
     [("machine", "another", "machine"), ("model", "m", "'tiny'"), ("dtype", "bfloat16", "float32")],

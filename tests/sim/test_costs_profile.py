@@ -295,5 +295,15 @@ def test_a_speed_that_differs_by_size_scales_each_size_by_its_own() -> None:
     assert other.rescaled == [(8, rows_ns(8), rows_ns(8)), (64, rows_ns(64), 3 * rows_ns(64))]
 
 
+def test_what_neighbours_cost_now_takes_the_place_of_what_they_did() -> None:
+    crowd = {"neighbours": 1, "rows": [[1, 100, 110]]}
+    profile = Profile.model_validate_json(json.dumps(PROFILE | {"crowd": crowd}))
+    now = [(1, rows_ns(1)), (64, rows_ns(64))]
+    assert scaled(profile, now).crowd == profile.crowd
+    other = scaled(profile, now, [(1, 100, 150), (64, 200, 220)]).crowd
+    assert other is not None
+    assert (other.neighbours, other.rows) == (1, [(1, 100, 150), (64, 200, 220)])
+
+
 def read_again(profile: Profile) -> Profile:
     return Profile.model_validate_json(json.dumps(profile.model_dump()))
