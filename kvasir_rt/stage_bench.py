@@ -120,8 +120,10 @@ class StageBench:
         for width in self._options.decodes:
             requests = range(self._resident, self._resident + width)
             self._resident += width
+            if start:  # Begun together, so that they lie together, as in a ring.
+                self._run(micro_batch([(request, 0) for request in requests]))
             for request in requests:
-                self._fill(request, start)
+                self._fill(request, start, behind=1)
             steps = itertools.count(start)
 
             def once(requests: range = requests, steps: Iterator[int] = steps) -> int:
@@ -131,9 +133,9 @@ class StageBench:
             timers[width] = once
         return timers
 
-    def _fill(self, request: int, positions: int) -> None:
-        if positions:
-            self._run(micro_batch([], (request, 0, positions)))
+    def _fill(self, request: int, positions: int, behind: int = 0) -> None:
+        if positions > behind:
+            self._run(micro_batch([], (request, behind, positions - behind)))
 
     def _timed(self, batch: MicroBatch, then_free: int = 0) -> int:
         self._synchronise()

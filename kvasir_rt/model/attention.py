@@ -3,9 +3,10 @@
 Theory of operation. Every request owns one contiguous *slot* of `context` positions in one
 anonymous mapping `[slots, layers, context, K heads then V heads, head_dim]`, taken once. The
 mapping is virtual: pages become real when first written, so physical use follows the head's ledger
-(`kv_tokens`) and not `running_max x context`. Free slots are reused lowest first, while their pages
-are warm; when the pages ever touched pass the ledger's bound, those of free slots are given back to
-the system, and then those of live slots beyond their length. So physical KV stays at `kv_tokens`.
+(`kv_tokens`) and not `running_max x context`. A new request gets the free slot next to those of its
+micro-batch, and one alone a slot far from everybody: requests that decode together lie together;
+when the pages ever touched pass the ledger's bound, those of free slots are given back to the
+system, and then those of live slots beyond their length. So physical KV stays at `kv_tokens`.
 
 Decode rows of neighbouring slots run as one padded attention over a view of the mapping (no gather;
 `[slots, kv_heads, group, head_dim]` queries); rows are taken in slot order, and a group grows while
@@ -13,7 +14,6 @@ padding costs less than a call. Prompt chunks run one by one. Measured here (8 r
 one layer): padded 0.27 ms, one by one 0.50 ms, two matrix products and a softmax 0.48 ms.
 """
 
-import heapq
 import math
 import mmap
 import os
@@ -26,35 +26,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from kvasir_core.microbatch import MicroBatch
-from kvasir_rt.errors import ModelMemoryError, StageStateError
+from kvasir_rt.errors import ModelMemoryError
+from kvasir_rt.model.places import KvSizes, Lengths
 
 VIRTUAL_BYTES_MAX = 16 << 40  # An address space has 128 TiB; more than this is a typing error.
 CALL_TOKENS = 128  # Padding (tokens) that costs as much as one more attention call.
 MAP_NORESERVE = 0x4000  # Linux; `mmap.MAP_NORESERVE` exists from Python 3.13.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvSizes:
-    """What KV memory is taken for.
-
-    Attributes:
-        slots: Most requests at once (the plan's `running_max`).
-        context: Most positions of one request.
-        tokens: Most positions of all requests together (the ledger's bound).
-    """
-
-    slots: int
-    context: int
-    tokens: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-
-    @property
-    def row_elements(self) -> int:
-        """Elements of K and V per token and layer."""
-        return 2 * self.kv_heads * self.head_dim
 
 
 class Batch(Protocol):
@@ -95,61 +72,6 @@ class KvMemory(Protocol):
     def batch(self, mb: MicroBatch) -> Batch: ...
     def release(self, requests: Iterable[int]) -> None: ...
     def reset(self) -> None: ...
-
-
-class Lengths:
-    """Rows held per request; refuses what law R3 forbids, whichever memory lies below."""
-
-    def __init__(self, sizes: KvSizes) -> None:
-        self.sizes = sizes
-        self._held: dict[int, int] = {}
-        self._places = list(range(sizes.slots))
-        self._place_of: dict[int, int] = {}
-
-    def advance(self, request: int, start: int, rows: int) -> int:
-        """Note that rows `[start, start + rows)` are computed; returns the request's place.
-
-        Raises:
-            StageStateError: A gap or repeat, too long, or more requests than places.
-        """
-        held = self._held.get(request, 0)
-        if start != held:
-            raise StageStateError(
-                f"request {request} continues at row {start}; this stage holds {held} rows of it"
-            )
-        if start + rows > self.sizes.context:
-            raise StageStateError(
-                f"request {request} needs {start + rows} rows; the plan's context is "
-                f"{self.sizes.context}"
-            )
-        place = self._place_of.get(request)
-        if place is None:
-            if not self._places:
-                raise StageStateError(
-                    f"request {request} needs a place; all {self.sizes.slots} are in use: "
-                    "the plan admits no more, or releases did not arrive"
-                )
-            place = heapq.heappop(self._places)
-            self._place_of[request] = place
-        self._held[request] = start + rows
-        return place
-
-    def free(self, request: int) -> int | None:
-        """Forget a request; its place, or None if it was not held."""
-        place = self._place_of.pop(request, None)
-        if place is not None:
-            del self._held[request]
-            heapq.heappush(self._places, place)
-        return place
-
-    @property
-    def by_place(self) -> dict[int, int]:
-        """Rows held per occupied place."""
-        return {place: self._held[request] for request, place in self._place_of.items()}
-
-    @property
-    def requests(self) -> tuple[int, ...]:
-        return tuple(self._place_of)
 
 
 class _Group(NamedTuple):
@@ -262,10 +184,9 @@ class SlotKv:
         Raises:
             StageStateError: Positions that do not continue what this stage holds.
         """
-        slots = [
-            self._advance(request, start, rows)
-            for request, start, rows in zip(mb.requests, mb.starts, mb.rows, strict=True)
-        ]
+        slots: list[int] = []
+        for request, start, rows in zip(mb.requests, mb.starts, mb.rows, strict=True):
+            slots.append(self._advance(request, start, rows, slots[-1] if slots else None))
         decode_slots = slots[: mb.decodes]
         order = sorted(range(mb.decodes), key=decode_slots.__getitem__)
         is_sorted = order == list(range(mb.decodes))
@@ -304,8 +225,8 @@ class SlotKv:
         """Forget every request (a new epoch)."""
         self.release(self._lengths.requests)
 
-    def _advance(self, request: int, start: int, rows: int) -> int:
-        slot = self._lengths.advance(request, start, rows)
+    def _advance(self, request: int, start: int, rows: int, beside: int | None) -> int:
+        slot = self._lengths.advance(request, start, rows, beside)
         grown = start + rows - self._touched[slot]
         if grown > 0:
             self._touched[slot] += grown

@@ -22,8 +22,8 @@ from torch.nn import functional
 
 from kvasir_core.microbatch import MicroBatch
 from kvasir_rt.errors import ModelMemoryError, StageStateError
-from kvasir_rt.model.attention import KvSizes, Lengths
 from kvasir_rt.model.linear import Numerics
+from kvasir_rt.model.places import KvSizes, Lengths
 
 PAGE = 256  # Tokens; the built-in kernel asks for a multiple of this.
 TRIAL_ERROR_MAX = 0.05  # bfloat16 on values of scale 1; a wrong mask or page is off by 1.

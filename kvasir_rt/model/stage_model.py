@@ -13,12 +13,13 @@ from kvasir_core.microbatch import MicroBatch
 from kvasir_core.plan import Plan
 from kvasir_rt.errors import StageStateError
 from kvasir_rt.gguf_file import GgufFile
-from kvasir_rt.model.attention import Batch, KvMemory, KvSizes, SlotKv
+from kvasir_rt.model.attention import Batch, KvMemory, SlotKv
 from kvasir_rt.model.attention_cuda import PagedBatch, PagedKv
 from kvasir_rt.model.block import Rotary, attend, dense
 from kvasir_rt.model.cuda_graphs import DecodeGraphs, decode_graphs
 from kvasir_rt.model.linear import Numerics
 from kvasir_rt.model.moe import ExpertBackend, ExpertCall, MoeBlock
+from kvasir_rt.model.places import KvSizes
 from kvasir_rt.model.shape import ModelShape
 from kvasir_rt.model.weights import StageLoader
 

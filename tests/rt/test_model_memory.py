@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from kvasir_rt.gguf_file import open_gguf
-from kvasir_rt.model.attention import KvSizes, SlotKv
+from kvasir_rt.model.attention import SlotKv
 from kvasir_rt.model.linear import Numerics, Packer
+from kvasir_rt.model.places import KvSizes
 from kvasir_rt.model.shape import ModelShape
 from kvasir_rt.model.weights import weight_bytes
 from tests.rt.batches import micro_batch
@@ -139,13 +140,38 @@ def test_pages_given_back_are_those_of_free_slots_and_then_beyond_live_lengths()
     assert kv.flat.view(6, 3, 256, 4, 64)[0, :, 64:].abs().max() == 0  # Given back: zeros.
 
 
-def test_slots_are_reused_lowest_first() -> None:
+def places(kv: SlotKv) -> dict[int, int]:
+    return {request: kv._lengths._place_of[request] for request in kv._lengths.requests}
+
+
+def test_requests_that_begin_alone_lie_far_apart() -> None:
     kv = SlotKv(sizes(tokens=6 * 256), torch.float32)
-    for request in range(4):
+    for request in range(6):
         fill(kv, request, 0, 4)
-    kv.release([1, 0])
+    assert places(kv) == {0: 0, 1: 3, 2: 2, 3: 5, 4: 1, 5: 4}
+    kv.release([0, 1, 2, 3, 4, 5])
     fill(kv, 7, 0, 4)
-    assert kv._lengths.by_place == {0: 4, 2: 4, 3: 4}
+    assert places(kv) == {7: 0}  # Where pages are warm.
+
+
+def test_a_new_request_lies_beside_those_of_its_micro_batch() -> None:
+    kv = SlotKv(sizes(slots=16, tokens=16 * 256), torch.float32)
+    cohorts: list[list[int]] = [[], []]
+    rows = dict.fromkeys(range(16), 4)
+    for request in range(16):  # Prompts enter the two cohorts in turn.
+        cohort = cohorts[request % 2]
+        kv.batch(micro_batch([(each, rows[each]) for each in cohort], [(request, 0, 4)]))
+        for each in cohort:
+            rows[each] += 1
+        cohort.append(request)
+    where = places(kv)
+    assert [sorted(where[each] for each in cohort) for cohort in cohorts] == [
+        list(range(8)),
+        list(range(8, 16)),
+    ]
+    kv.release([3])
+    kv.batch(micro_batch([(1, rows[1])], [(20, 0, 4)]))
+    assert places(kv)[20] == where[3]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from kvasir_rt.errors import StageStateError
 from kvasir_rt.gguf_file import open_gguf
-from kvasir_rt.model.attention import KvSizes
 from kvasir_rt.model.attention_cuda import PAGE, PagedKv
 from kvasir_rt.model.cuda_graphs import DecodeGraphs
 from kvasir_rt.model.linear import Numerics
+from kvasir_rt.model.places import KvSizes
 from kvasir_rt.model.stage_model import StageModel
 from tests.rt.batches import forward, greedy, greedy_mixed, micro_batch, stages_of
 from tests.rt.tiny_models import VOCAB, TinyModel, write_tiny_model
