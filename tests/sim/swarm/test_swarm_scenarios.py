@@ -100,6 +100,7 @@ def check_liars(seed: int) -> None:
             assert of_kind.quarantined == 0
             continue
         assert of_kind.quarantined == of_kind.workers, honesty
+        assert of_kind.wrong_accepted_max is not None
         assert of_kind.wrong_accepted_max <= bound
         if honesty not in ("turncoat", "sometimes"):
             assert of_kind.wrong_accepted_max == 0, "its trial already shows it"
