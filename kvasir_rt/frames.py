@@ -132,13 +132,12 @@ def unpack_rows(body: wire.Buffer, count: int) -> list[ResultRow]:
         WireError: The body is shorter or longer, or a row has too many alternatives.
     """
     if len(body) == count * _row.size:  # No row has alternatives; the longest part of all runs.
-        plain = [
-            ResultRow(None if token == NO_TOKEN else token, logprob)
-            for token, logprob, tops in _row.iter_unpack(body)
-            if not tops
-        ]
-        if len(plain) == count:
-            return plain
+        flat = list(_row.iter_unpack(body))
+        if not any(tops for _, _, tops in flat):
+            return [
+                ResultRow(None if token == NO_TOKEN else token, logprob)
+                for token, logprob, _ in flat
+            ]
     rows: list[ResultRow] = []
     at = 0
     try:

@@ -120,7 +120,7 @@ class Switchboard:
         self._stamps_due = frames.STAMPS * self._plan.stages
         self._spent_due = frames.SPENT * self._plan.stages * options.crew.is_overlapping
         self._poller = zmq.Poller()
-        for source in (self._wake_fd, self._results.socket):
+        for source in (self._wake_fd, self._control.socket, self._results.socket):
             self._poller.register(source, zmq.POLLIN)
         if self._admission is not None:
             self._poller.register(self._admission.socket, zmq.POLLIN)
@@ -186,13 +186,12 @@ class Switchboard:
             os.eventfd_read(self._wake_fd)
         if self._admission is not None and self._admission.socket in ready:
             self._admission.answer()
-        is_due = self.crew.is_check_due or not self._children.isdisjoint(ready)
-        if is_due or self._control.socket in ready:
+        if self._control.socket in ready:
             self.crew.hear()
         if self._head is not None:
             if self._head.socket in ready:
                 self._flush()
-            if is_due and self._head.was_disconnected():
+            if self._head.monitor in ready and self._head.was_disconnected():
                 self.crew.note_broken_link(0)
         if self._results.socket in ready:
             try:
@@ -203,8 +202,8 @@ class Switchboard:
             self._greet_head()
         if not self._was_wired and self._is_head_ready and self.crew.is_wired:
             self._was_wired = turn.became_wired = True
-            self._poller.unregister(self._control.socket)  # Beats can wait for the next check.
-        turn.is_check_due = is_due or self.crew.is_check_due
+        is_urgent = not self._children.isdisjoint(ready)
+        turn.is_check_due = is_urgent or self.crew.is_check_due
         if self._head_fault:
             turn.losses.append(Loss(0, self._head_fault, is_dead=True))
             self._head_fault = ""
@@ -230,6 +229,7 @@ class Switchboard:
             head.join.server_key,
         )
         self._hears_head = False
+        self._poller.register(self._head.monitor, zmq.POLLIN)
         self._head.send(wire.encode(self._hello(BRIDGE)))
 
     def _hello(self, sender: int) -> wire.Hello:
@@ -329,10 +329,10 @@ class Switchboard:
         self._credits = 0
         self._tail_peer = None
         self._is_head_ready = self._was_wired = False
-        self._poller.register(self._control.socket, zmq.POLLIN)
         if self._head is not None:
             if self._hears_head:
                 self._poller.unregister(self._head.socket)
+            self._poller.unregister(self._head.monitor)
             self._head.close()
             self._head = None
         self.crew.begin_epoch(epoch)
