@@ -35,6 +35,7 @@ from kvasir_scenario.profile import (
     Profile,
     read_profile,
     scaled,
+    shortest_hold,
     write_profile,
 )
 
@@ -106,7 +107,6 @@ def measure_stages(
     head = StageBench(model, (0, depth), options)
     tail = StageBench(model, (layers - depth, layers), options)
     other = max(1, depth // 2)
-    small = StageBench(model, (1, 1 + other), options)
     timers: dict[tuple[str, int, int], Timer] = {}
     for context in options.contexts:
         for width, timer in body.decodes(context).items():
@@ -118,7 +118,8 @@ def measure_stages(
         timers["head", count, 0] = head.rows(count)
         timers["tail", count, 0] = tail.rows(count)
     least = options.rows[0]
-    timers["small", least, 0] = small.rows(least)
+    if other < depth:
+        timers["small", least, 0] = StageBench(model, (1, 1 + other), options).rows(least)
     points = in_rounds(timers, options.repeats, say)
 
     def plane(name: str) -> list[Plane]:
@@ -133,11 +134,12 @@ def measure_stages(
 
     rows: list[Line] = [(count, *points["rows", count, 0]) for count in options.rows]
     decode, prefill = plane("decode"), plane("prefill")
-    shortest = min(point[-2] for table in (rows, decode, prefill) for point in table)
     pass_ns = 0
     if other < depth:
         per_layer = (rows[0][1] - points["small", least, 0][0]) / (depth - other)
-        pass_ns = min(round(max(0.0, rows[0][1] - per_layer * depth)), shortest)
+        pass_ns = min(
+            round(max(0.0, rows[0][1] - per_layer * depth)), shortest_hold(rows, decode, prefill)
+        )
     made = Body(layers=depth, pass_ns=pass_ns, rows=rows, decode=decode, prefill=prefill)
     return made, beside("head"), beside("tail")
 

@@ -76,9 +76,7 @@ class Body(_Part):
         check_line("rows", self.rows)
         check_grid("decode", self.decode)
         check_grid("prefill", self.prefill)
-        shortest = min(
-            point[-2] for table in (self.rows, self.decode, self.prefill) for point in table
-        )
+        shortest = shortest_hold(self.rows, self.decode, self.prefill)
         if self.pass_ns > shortest:
             raise ValueError(
                 f"pass_ns is {self.pass_ns}, more than the shortest hold of {shortest}"
@@ -132,6 +130,11 @@ class Profile(_Part):
         if self.rescaled is not None:
             check_line("rescaled", self.rescaled)
         return self
+
+
+def shortest_hold(*tables: Sequence[Line] | Sequence[Plane]) -> int:
+    """Nanoseconds; what a pass costs whatever its layers cannot be more."""
+    return min(point[-2] for table in tables for point in table)
 
 
 def check_line(name: str, points: Sequence[Line]) -> None:
@@ -212,8 +215,7 @@ def scaled(
 
     body, experts, neighbours = profile.body, profile.experts, profile.crowd
     rows, decode, prefill = line(body.rows), plane(body.decode), plane(body.prefill)
-    shortest = min(point[-2] for table in (rows, decode, prefill) for point in table)
-    pass_ns = min(longer(sizes[0], body.pass_ns), shortest)
+    pass_ns = min(longer(sizes[0], body.pass_ns), shortest_hold(rows, decode, prefill))
     if neighbours is not None and crowd is not None:
         neighbours = Crowd(neighbours=neighbours.neighbours, rows=list(crowd))
     return profile.model_copy(
