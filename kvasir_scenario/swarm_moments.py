@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvasir_core.swarm.words import Standing
+from kvasir_core.swarm.words import TELLING as TELLING
 from kvasir_core.units import NANOS_PER_SECOND, Nanos, RequestId, nanos
 from kvasir_scenario import tables
 from kvasir_scenario.schema import Scenario
@@ -18,10 +18,6 @@ ROWS = 600  # About so many for a run with a horizon.
 PERIOD_S = (1.0, 30.0)
 PERIOD_UNKNOWN_S = 5.0
 FOR_EVER = 1 << 62
-TELLING = (
-    Standing.QUARANTINED, Standing.SUSPECT, Standing.PROVEN, Standing.TRIAL, Standing.NEW,
-)  # fmt: skip
-"""A worker's standing is that of its slice that stands first here."""
 Row = tuple[int | float | bool, ...]  # As `tables.SWARM`, times in ns.
 Spans = tuple[tuple[int, int], ...]
 

@@ -54,6 +54,12 @@ class Standing(StrEnum):
     GONE = "gone"  # Not attached.
 
 
+TELLING = (
+    Standing.QUARANTINED, Standing.SUSPECT, Standing.PROVEN, Standing.TRIAL, Standing.NEW,
+)  # fmt: skip
+"""A worker's standing is that of its slice that stands first here."""
+
+
 class Reading(StrEnum):
     """What is known of a slot count now."""
 

@@ -3,15 +3,11 @@
 from collections import Counter
 
 from kvasir_core.swarm.statistics import CoordinatorStatistics
-from kvasir_core.swarm.words import Failure, Standing, WorkerId
+from kvasir_core.swarm.words import TELLING, Failure, Standing, WorkerId
 from kvasir_core.units import Nanos
 from kvasir_rt import wire
 
-TELLING = (
-    Standing.QUARANTINED, Standing.SUSPECT, Standing.PROVEN, Standing.TRIAL, Standing.NEW,
-    Standing.GONE,
-)  # fmt: skip
-RANK = {standing: rank for rank, standing in enumerate(TELLING)}
+RANK = {standing: rank for rank, standing in enumerate((*TELLING, Standing.GONE))}
 STATE = (
     "is_engaged", "engagements", "busy", "slots", "threshold", "reading", "polls_missed",
     "maps_missed", "clock_jumps", "workers_known", "workers_attached",
