@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from kvasir_core.microbatch import FinishReason, MicroBatch
+from kvasir_core.swarm.words import TELLING
 from kvasir_core.units import NANOS_PER_SECOND, Nanos, RequestId
 from kvasir_rt.engine import Engine
 from kvasir_rt.ring_errors import RingDown
@@ -25,7 +26,7 @@ from kvasir_rt.swarm.hub_http import HubError, HubHttp
 from kvasir_rt.swarm_look import HubLook, counts_of, look_of
 from kvasir_rt.wire import ExpertCounts
 from kvasir_scenario.recorder import Recorder
-from kvasir_scenario.swarm_moments import TELLING, Moments, Row, TokenClock, write_rows
+from kvasir_scenario.swarm_moments import Moments, Row, TokenClock, write_rows
 
 SHOWN = "/api/swarm"
 LOOK_S_MAX = 2.0  # For one answer of the hub.

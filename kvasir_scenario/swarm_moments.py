@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from kvasir_core.swarm.words import TELLING as TELLING
 from kvasir_core.units import NANOS_PER_SECOND, Nanos, RequestId, nanos
 from kvasir_scenario import tables
 from kvasir_scenario.schema import Scenario

@@ -58,6 +58,7 @@ TELLING = (
     Standing.QUARANTINED, Standing.SUSPECT, Standing.PROVEN, Standing.TRIAL, Standing.NEW,
 )  # fmt: skip
 """A worker's standing is that of its slice that stands first here."""
+RANK = {standing: rank for rank, standing in enumerate((*TELLING, Standing.GONE))}
 
 
 class Reading(StrEnum):

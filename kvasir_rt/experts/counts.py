@@ -3,11 +3,10 @@
 from collections import Counter
 
 from kvasir_core.swarm.statistics import CoordinatorStatistics
-from kvasir_core.swarm.words import TELLING, Failure, Standing, WorkerId
+from kvasir_core.swarm.words import RANK, Failure, Standing, WorkerId
 from kvasir_core.units import Nanos
 from kvasir_rt import wire
 
-RANK = {standing: rank for rank, standing in enumerate((*TELLING, Standing.GONE))}
 STATE = (
     "is_engaged", "engagements", "busy", "slots", "threshold", "reading", "polls_missed",
     "maps_missed", "clock_jumps", "workers_known", "workers_attached",

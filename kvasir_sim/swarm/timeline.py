@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from kvasir_core import NANOS_PER_SECOND, Nanos, nanos
-from kvasir_core.swarm.words import Standing, WorkerId
+from kvasir_core.swarm.words import RANK, TELLING, Standing, WorkerId
 from kvasir_scenario.swarm_moments import (
-    TELLING,
     Moments,
     Row,
     TokenClock,
@@ -17,8 +16,6 @@ from kvasir_scenario.swarm_moments import (
 )
 from kvasir_sim.swarm.network import after
 from kvasir_sim.swarm.swarm import Swarm
-
-RANK = {standing: rank for rank, standing in enumerate((*TELLING, Standing.GONE))}
 
 
 class Timeline:
