@@ -63,12 +63,15 @@ def measure(model: Path, *, device: str, dtype: str, threads: int, width: int) -
 
     from kvasir_rt.gguf_file import open_gguf
     from kvasir_rt.model.shape import ModelShape
-    from kvasir_rt.stage_bench import ProfileOptions, StageBench, Timer, in_rounds
+    from kvasir_rt.stage_bench import HEAD_ROOM, ProfileOptions, StageBench, Timer, in_rounds
 
     torch.set_num_threads(threads)
     with open_gguf(model) as gguf:
         shape = ModelShape.of(gguf)
-    chunk = min(PROMPT_TOKENS, shape.context // 2)
+    chunk = min(PROMPT_TOKENS, shape.context - HEAD_ROOM)
+    depth = min(DEPTH_MAX, shape.layers - 2)
+    if depth < 1 or chunk <= REPEATS:
+        return Beside(0.0, 0.0)  # Two layers have but one split; and a toy is split evenly.
     options = ProfileOptions(
         device=device,
         dtype=dtype,
@@ -81,9 +84,6 @@ def measure(model: Path, *, device: str, dtype: str, threads: int, width: int) -
         behind=(0,),
     )
 
-    depth = min(DEPTH_MAX, shape.layers - 2)
-    if depth < 1:
-        return Beside(0.0, 0.0)  # Two layers: there is but one split.
     timers: dict[tuple[str, str], Timer] = {}
     for name, first in (("body", 1), ("head", 0), ("tail", shape.layers - depth)):
         stage = StageBench(model, (first, first + depth), options)

@@ -13,12 +13,11 @@ from contextlib import contextmanager
 from multiprocessing.context import SpawnProcess
 from multiprocessing.synchronize import Event
 from pathlib import Path
-from statistics import median
 from typing import Self
 
 from kvasir_core.errors import PlanError
 from kvasir_rt.stage import die_with_parent
-from kvasir_rt.stage_bench import ProfileOptions, StageBench, Timer
+from kvasir_rt.stage_bench import ProfileOptions, StageBench, Timer, in_pairs
 
 LOAD_S_MAX = 120.0
 ROWS_MAX = 8  # A decode of a usual width.
@@ -88,28 +87,20 @@ class Neighbours:
             worker.join()
 
     def beside(self, timers: Mapping[int, Timer], repeats: int) -> list[tuple[int, int, int]]:
-        """By rows: how long alone, and how long while the neighbours compute.
+        """By rows: how long alone, and how long while the neighbours compute (`in_pairs`).
 
-        Taken in pairs, one right after the other: what they cost is the median of the pairs'
-        ratios, which a machine whose speed drifts does not hide. Meanwhile this process keeps off
-        their cores.
+        Meanwhile this process keeps off their cores.
         """
-        times: dict[int, list[tuple[int, int]]] = {count: [] for count in timers}
+
+        def crowded(timer: Timer) -> int:
+            with self.at_work():
+                return timer()
+
         os.sched_setaffinity(0, set(self._cores[: -self._count]))
         try:
-            for _ in range(repeats + 1):
-                for count, timer in timers.items():
-                    alone = timer()
-                    with self.at_work():
-                        times[count].append((alone, timer()))
+            return in_pairs(timers, repeats, crowded)
         finally:
             os.sched_setaffinity(0, set(self._cores))
-        rows = []
-        for count, pairs in times.items():
-            alone = round(median(one for one, _ in pairs[1:]))
-            ratio = median(two / one for one, two in pairs[1:])
-            rows.append((count, alone, round(alone * max(1.0, ratio))))
-        return rows
 
     @contextmanager
     def at_work(self) -> Iterator[None]:

@@ -23,7 +23,14 @@ from kvasir_rt.expert_bench import measure_experts
 from kvasir_rt.model_files import find_model, model_name
 from kvasir_rt.neighbours import Neighbours
 from kvasir_rt.rescale import SpeedProbe, few_sizes
-from kvasir_rt.stage_bench import ProfileOptions, StageBench, Timer, in_rounds
+from kvasir_rt.stage_bench import (
+    ProfileOptions,
+    StageBench,
+    Timer,
+    in_pairs,
+    in_rounds,
+    resting,
+)
 from kvasir_scenario.digits import whole_number
 from kvasir_scenario.option_numbers import THREADS_MAX, TOKENS_MAX, Whole
 from kvasir_scenario.out_file import PROFILE, check_out_file
@@ -33,6 +40,7 @@ from kvasir_scenario.profile import (
     Line,
     Plane,
     Profile,
+    Rest,
     read_profile,
     scaled,
     shortest_hold,
@@ -41,7 +49,8 @@ from kvasir_scenario.profile import (
 
 Say = Callable[[str], None]
 
-CROWD_ROUNDS = 3
+PAIRED_ROUNDS = 3
+REST_NS = 20_000_000  # What a stage usually waits for the others; longer ones cost no more.
 BODY_LAYERS_MAX = 10  # Deep enough that a layer's time shows, shallow enough to be quick.
 
 
@@ -49,7 +58,8 @@ def measure_profile(model: Path, name: str, options: ProfileOptions, say: Say) -
     """Everything, one after another.
 
     Raises:
-        PlanError: The model has too few layers for a stage between head and tail.
+        PlanError: The model has too few layers for a stage between head and tail, or its context
+            is shorter than what is to be measured.
         ModelFileError: The file cannot be used.
     """
     import torch
@@ -68,11 +78,14 @@ def measure_profile(model: Path, name: str, options: ProfileOptions, say: Say) -
             f"{name} has {shape.layers} layers; a profile needs a stage between head and tail, "
             "so at least 3"
         )
+    if options.context > shape.context:
+        raise PlanError(
+            f"{name} has a context of {shape.context} tokens; these sizes need {options.context} "
+            "(with room for the measured steps): give smaller --contexts, --behind or --chunks, or "
+            "fewer --repeats"
+        )
     body, head, tail = measure_stages(model, shape.layers, depth, options, say)
-    crowd = None
-    if options.neighbours:
-        say(f"beside {options.neighbours} busy")
-        crowd = measure_crowd(model, (1, 1 + depth), options)
+    crowd, rest = measure_surroundings(model, (1, 1 + depth), options, say)
     say("experts")
     experts = measure_experts(model, options)
     say("hops")
@@ -92,6 +105,7 @@ def measure_profile(model: Path, name: str, options: ProfileOptions, say: Say) -
         lap=lap,
         experts=experts,
         crowd=crowd,
+        rest=rest,
     )
 
 
@@ -144,13 +158,21 @@ def measure_stages(
     return made, beside("head"), beside("tail")
 
 
-def measure_crowd(model: Path, layers: tuple[int, int], options: ProfileOptions) -> Crowd:
-    """A body alone and beside busy neighbours, at a few sizes: the cost is small, so many times."""
+def measure_surroundings(
+    model: Path, layers: tuple[int, int], options: ProfileOptions, say: Say
+) -> tuple[Crowd | None, Rest]:
+    """A body beside busy neighbours, and after a rest: few sizes, small costs, so many times."""
     stage = StageBench(model, layers, options)
     timers = {count: stage.rows(count) for count in few_sizes(options.rows)}
+    rounds = PAIRED_ROUNDS * options.repeats
+    say("after a rest")
+    rest = Rest(ns=REST_NS, rows=in_pairs(timers, rounds, resting(REST_NS)))
+    if not options.neighbours:
+        return None, rest
+    say(f"beside {options.neighbours} busy")
     with Neighbours(model, layers, options) as neighbours:
-        rows = neighbours.beside(timers, CROWD_ROUNDS * options.repeats)
-    return Crowd(neighbours=options.neighbours, rows=rows)
+        rows = neighbours.beside(timers, rounds)
+    return Crowd(neighbours=options.neighbours, rows=rows), rest
 
 
 def machine_name(options: ProfileOptions) -> str:

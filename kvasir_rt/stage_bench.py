@@ -36,7 +36,8 @@ class ProfileOptions:
     @property
     def context(self) -> int:
         """Positions a request needs."""
-        return max(*self.contexts, max(self.behind) + max(self.chunks)) + HEAD_ROOM
+        decoding = spread(max(self.contexts), 2)[-1] + self.repeats
+        return max(decoding, max(self.behind) + max(self.chunks)) + HEAD_ROOM
 
 
 def micro_batch(
@@ -57,6 +58,14 @@ def micro_batch(
         decode_context=sum(at + 1 for _, at in decodes),
         binding=BindingLimit.NOTHING_WAITING,
     )
+
+
+def spread(middle: int, count: int) -> list[int]:
+    """So many positions, ascending, within a quarter of their mean, which is `middle`."""
+    reach = middle // 4
+    if count == 1 or not reach:
+        return [middle] * count
+    return [middle - reach + 2 * reach * place // (count - 1) for place in range(count)]
 
 
 class StageBench:
@@ -83,7 +92,8 @@ class StageBench:
         self._resident = max(*options.rows, 1)  # The first request that stays; those below pass.
         width = sum(options.decodes)
         slots = self._resident + width * len(options.contexts)
-        tokens = options.context + width * sum(options.contexts) + slots * HEAD_ROOM
+        tokens = options.context + width * sum(options.contexts)
+        tokens += slots * (HEAD_ROOM + options.repeats)
         with open_gguf(model) as gguf:
             self._stage = StageModel(
                 gguf,
@@ -113,22 +123,25 @@ class StageBench:
     def decodes(self, context: int) -> dict[int, Timer]:
         """Decodes of this context, for every width; each width has requests of its own that stay.
 
-        The measured steps lie around the context, half before and half behind it.
+        The measured steps lie around the context, half before and half behind it, and so do the
+        requests: in a ring no two are as long, so their attention is padded and masked.
         """
-        start = max(0, context - 1 - self._options.repeats // 2)
+        middle = max(0, context - 1 - self._options.repeats // 2)
         timers: dict[int, Timer] = {}
         for width in self._options.decodes:
             requests = range(self._resident, self._resident + width)
             self._resident += width
-            if start:  # Begun together, so that they lie together, as in a ring.
+            starts = spread(middle, width)
+            if starts[0]:  # Begun together, so that they lie together, as in a ring.
                 self._run(micro_batch([(request, 0) for request in requests]))
-            for request in requests:
+            for request, start in zip(requests, starts, strict=True):
                 self._fill(request, start, behind=1)
-            steps = itertools.count(start)
+            steps = itertools.count()
+            rows = list(zip(requests, starts, strict=True))
 
-            def once(requests: range = requests, steps: Iterator[int] = steps) -> int:
-                at = next(steps)
-                return self._timed(micro_batch([(request, at) for request in requests]))
+            def once(rows: list[Point] = rows, steps: Iterator[int] = steps) -> int:
+                step = next(steps)
+                return self._timed(micro_batch([(request, at + step) for request, at in rows]))
 
             timers[width] = once
         return timers
@@ -179,3 +192,38 @@ def in_rounds(
     return {
         key: (round(median(taken[1:])), round(pstdev(taken[1:]))) for key, taken in times.items()
     }
+
+
+def in_pairs(
+    timers: Mapping[int, Timer], repeats: int, slowed: Callable[[Timer], int]
+) -> list[tuple[int, int, int]]:
+    """By rows: how long as usual, and how long when slowed; one right after the other.
+
+    What it costs is the median of the pairs' ratios, at least 1, which a machine whose speed drifts
+    does not hide.
+
+    Args:
+        timers: By rows.
+        repeats: Pairs of each, after one to warm up.
+        slowed: Calls a timer so that what is asked about slows it.
+    """
+    times: dict[int, list[tuple[int, int]]] = {count: [] for count in timers}
+    for _ in range(repeats + 1):
+        for count, timer in timers.items():
+            times[count].append((timer(), slowed(timer)))
+    rows = []
+    for count, pairs in times.items():
+        usual = round(median(one for one, _ in pairs[1:]))
+        ratio = median(two / one for one, two in pairs[1:])
+        rows.append((count, usual, round(usual * max(1.0, ratio))))
+    return rows
+
+
+def resting(ns: int) -> Callable[[Timer], int]:
+    """For `in_pairs`: the core rests before."""
+
+    def rested(timer: Timer) -> int:
+        time.sleep(ns / 1e9)
+        return timer()
+
+    return rested

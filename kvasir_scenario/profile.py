@@ -19,6 +19,8 @@ second. `body.pass_ns` is what a pass costs whatever its layers, from bodies of 
     experts  [distinct, rows, ns, spread] routed experts of one layer (a full grid; optional)
     crowd    {neighbours, rows}           optional: a body alone and beside so many other stages
                                           that compute on the same machine, [n, alone, beside]
+    rest     {ns, rows}               optional: a body at once after its last pass, and after
+                                          a rest of so many ns, [n, at once, rested]
     rescaled [n, then, now]               optional: the machine was faster or slower by a later
                                           measurement of `rows`, and all holds are scaled by it
 
@@ -98,6 +100,13 @@ class Crowd(_Part):
     rows: Pairs
 
 
+class Rest(_Part):
+    """A core that rested is slower at first; all else in the file was measured without a rest."""
+
+    ns: _PositiveNs
+    rows: Pairs
+
+
 class Profile(_Part):
     """A whole file; see the module."""
 
@@ -117,6 +126,7 @@ class Profile(_Part):
     lap: Lap
     experts: Planes | None = None
     crowd: Crowd | None = None
+    rest: Rest | None = None
     rescaled: Pairs | None = None
 
     @model_validator(mode="after")
@@ -127,6 +137,8 @@ class Profile(_Part):
             check_grid("experts", self.experts)
         if self.crowd is not None:
             check_line("crowd.rows", self.crowd.rows)
+        if self.rest is not None:
+            check_line("rest.rows", self.rest.rows)
         if self.rescaled is not None:
             check_line("rescaled", self.rescaled)
         return self

@@ -78,7 +78,7 @@ class Shell:
         self._delivered: tuple[RequestId, ...] = ()
         self._events = 0
         self._alarm_at: int | None = None
-        self._crowding = costs.crowding if isinstance(costs, ProfileCosts) else None
+        self._surroundings = costs if isinstance(costs, ProfileCosts) else None
         self._sampler: StageTimeSampler | None = None
         if plan.wants_stage_times:
             self._sampler = StageTimeSampler(plan, costs.turnaround_ns)
@@ -166,8 +166,8 @@ class Shell:
         self._delivered = ()
         if self._sampler is not None:
             self._measure(flight, now)
-        if self._crowding is not None:
-            self._crowding.note(flight.stamps, self.carrier.slower)
+        if self._surroundings is not None:
+            self._surroundings.note(flight.stamps, self.carrier.slower)
         self.tell(make(LapEnded, (id_, epoch, ())), now)
         self.recorder.lap(batch, flight.composed, now, self._delivered, flight.stamps)
         if id_ < SAMPLED_LAPS or not id_ % SAMPLE_EVERY:

@@ -11,7 +11,8 @@ its weights once and for each span's attention. A stage of L layers takes
 routed experts what its rows' different choices cost (`measured_experts`).
 
 Where the profile says what stages of one machine cost each other, a hold grows with the share of
-it in which others compute (`kvasir_sim.crowding`).
+it in which others compute, and where it says what a rest costs, with the rest before it
+(`kvasir_sim.crowding`).
 
 Outside the measured range the last slope goes on upwards, and the first value downwards; such
 lookups are counted and the report says how many. With `noise` each hold is drawn around its
@@ -28,7 +29,7 @@ from kvasir_scenario.profile import Profile
 from kvasir_sim.costs.base import Provenance
 from kvasir_sim.costs.measured_experts import MeasuredExperts, Mixture
 from kvasir_sim.costs.plane import LineTable, PlaneTable
-from kvasir_sim.crowding import Crowding
+from kvasir_sim.crowding import Crowding, Resting
 
 NOISE_FACTOR_MIN = 0.2  # A normal tail must not make time run backwards.
 
@@ -78,6 +79,9 @@ class ProfileCosts:
         self.crowding: Crowding | None = None
         if profile.crowd is not None:
             self.crowding = Crowding(plan, profile.crowd)
+        self.resting: Resting | None = None
+        if profile.rest is not None:
+            self.resting = Resting(plan, profile.rest)
         self.extrapolated = 0
         self.lookups = 0
 
@@ -98,12 +102,25 @@ class ProfileCosts:
         )
         self.lookups += 1
         self.extrapolated += is_outside
-        if self.crowding is not None:
-            middle = self.crowding.grown(middle, micro_batch.row_count)
+        middle = self._grown(middle, micro_batch.row_count)
         if self._random is not None:
             gauss = self._random.gauss
             middle = [hold * max(gauss(1.0, spread), NOISE_FACTOR_MIN) for hold in middle]
         return [round(hold) for hold in middle]
+
+    def note(self, stamps: list[int], slower: Sequence[float]) -> None:
+        """A lap has returned: four stamps per stage, and how much slowed each stage is."""
+        if self.crowding is not None:
+            self.crowding.note(stamps, slower)
+        if self.resting is not None:
+            self.resting.note(stamps)
+
+    def _grown(self, holds: list[float], rows: int) -> list[float]:
+        if self.crowding is not None:
+            holds = self.crowding.grown(holds, rows)
+        if self.resting is not None:
+            holds = self.resting.grown(holds, rows)
+        return holds
 
     def _holds(
         self,
@@ -143,7 +160,7 @@ class ProfileCosts:
         starts, chunks = ((chunk_start,), (chunk_rows,)) if chunk_rows else ((), ())
         rows = decodes + chunk_rows
         holds = self._holds(rows, decodes, decode_context, starts, chunks, decodes)[0]
-        return round(max(holds if self.crowding is None else self.crowding.grown(holds, rows)))
+        return round(max(self._grown(holds, rows)))
 
     def describe(self) -> list[str]:
         profile = self._profile
@@ -174,6 +191,8 @@ class ProfileCosts:
             )
         if self.crowding is not None:
             lines.append(self.crowding.describe())
+        if self.resting is not None:
+            lines.append(self.resting.describe())
         if self._random is not None:
             lines.append("holds are drawn from the measured spread (seeded)")
         if self.extrapolated:

@@ -16,7 +16,7 @@ from kvasir_rt import bench, profile
 from kvasir_rt.expert_bench import choices, measure_experts
 from kvasir_rt.hop_bench import hop_lines
 from kvasir_rt.neighbours import Neighbours
-from kvasir_rt.stage_bench import ProfileOptions, micro_batch
+from kvasir_rt.stage_bench import ProfileOptions, in_pairs, micro_batch, spread
 from kvasir_scenario.profile import read_profile
 from tests.rt.tiny_models import TinyModel, write_tiny_model
 from tests.sim.profile_inputs import PROFILE
@@ -93,6 +93,44 @@ def test_a_profile_of_something_else_is_not_scaled(
     path.write_text(json.dumps(PROFILE | known | {key: value}))
     with pytest.raises(ScenarioError, match=word):
         profile.rescaled_now(path, tiny, "tiny", options)
+
+
+def test_what_a_rest_costs_is_measured_too(tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "profile.json"
+    arguments = ["--repeats", "2", "--rows", "1,4", "--decodes", "1", "--contexts", "8"]
+    arguments += ["--chunks", "1", "--behind", "0", "--out", str(out)]
+    assert CliRunner().invoke(profile.command, [str(tiny), *arguments]).exception is None
+    rest = read_profile(out).rest
+    assert rest is not None
+    assert rest.ns == profile.REST_NS
+    assert [count for count, _, _ in rest.rows] == [1, 4]
+    assert all(rested >= usual > 0 for _, usual, rested in rest.rows)
+
+
+def test_pairs_give_the_median_of_their_ratios_and_never_less_than_one() -> None:
+    """The machine gets slower from pair to pair; what slows is twice as slow, or faster."""
+    times = iter([7, 7, 10, 20, 40, 80, 30, 60])
+    assert in_pairs({8: lambda: next(times)}, 3, lambda timer: timer()) == [(8, 30, 60)]
+    times = iter([7, 7, 10, 9])
+    assert in_pairs({8: lambda: next(times)}, 1, lambda timer: timer()) == [(8, 10, 10)]
+
+
+@pytest.mark.parametrize("middle", [0, 1, 3, 12, 126, 509])
+@pytest.mark.parametrize("count", [1, 2, 7, 8])
+def test_positions_are_spread_around_their_middle(middle: int, count: int) -> None:
+    found = spread(middle, count)
+    assert len(found) == count
+    assert found == sorted(found)
+    assert sum(found) / count == pytest.approx(middle, abs=1)
+    assert found[0] >= middle - middle // 4 >= (middle > 0)
+
+
+def test_a_context_that_the_model_lacks_is_refused_by_number(tiny: Path, tmp_path: Path) -> None:
+    arguments = [str(tiny), "--contexts", "16,4096", "--out", str(tmp_path / "profile.json")]
+    result = CliRunner().invoke(profile.command, arguments)
+    assert isinstance(result.exception, PlanError)
+    assert "512 tokens" in str(result.exception)
+    assert list(tmp_path.glob("*.json")) == []
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a second core")
