@@ -85,7 +85,11 @@ class BenchRing:
         self._requests = Requests(self._engine)
 
     def __enter__(self) -> Self:
-        self._engine.start()
+        try:
+            self._engine.start()
+        except BaseException:
+            self._engine.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 
 import click
 
-from kvasir_core.errors import KvasirError
 from kvasir_core.plan import STAGES_MAX, WIDTH_MAX
 from kvasir_rt.serve_cli import expert_options, read_expert_options
 from kvasir_scenario.digits import whole_number
+from kvasir_scenario.ending import run_command
 from kvasir_scenario.first_word import check_first_word
 from kvasir_scenario.option_numbers import (
     CORES_MAX,
@@ -272,24 +272,8 @@ def _stage_indexes(text: str) -> frozenset[int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The console script."""
-    try:
-        group.main(arguments, prog_name="kvasir-rt")
-    except KvasirError as error:
-        print(f"kvasir-rt: {error}", file=sys.stderr)
-        sys.exit(exit_status_of(error))
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
-def exit_status_of(error: KvasirError) -> int:
-    """1 where the world said no and trying again may help; 2 where the input is wrong."""
-    from kvasir_rt.errors import ModelMemoryError
-    from kvasir_rt.ring_errors import RingDown
-
-    if isinstance(error, RingDown | ModelMemoryError):
-        return 1
-    return int(getattr(error, "exit_status", 2))
+    """Run a command line and end the process."""
+    run_command(group, "kvasir-rt", arguments)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from operator import sub
+from pathlib import Path
 from typing import TextIO
 
 from kvasir_core import eventlog
@@ -46,6 +47,7 @@ from kvasir_rt.recording import RingRecorder
 from kvasir_rt.ring_errors import WireError
 from kvasir_rt.submission import EndEvent, EngineEvent, Submission, TokenEvent
 from kvasir_rt.switchboard import Switchboard, Turn
+from kvasir_scenario.run_dir import named_output
 
 HOLDS_FIRST = 8
 HOLD_SAMPLING = 7  # Later holds: prime, so that every place of the window has its turn.
@@ -176,7 +178,8 @@ class Driver:
         decisions = self.ring.handle(event, now)
         self.meter.causes.switch(self.ring.causes.cause, now)
         if self.log is not None:
-            print(eventlog.encode(event, now), file=self.log)
+            with named_output(Path(self.log.name)):
+                print(eventlog.encode(event, now), file=self.log)
         delivered: tuple[RequestId, ...] = ()
         for decision in decisions:
             if isinstance(decision, Deliver):

@@ -27,6 +27,7 @@ from kvasir_rt.ring_errors import RingDown
 from kvasir_rt.snapshot import RingSnapshot, stage_snapshots
 from kvasir_rt.submission import Submission
 from kvasir_rt.switchboard import LineOptions, Switchboard
+from kvasir_scenario.run_dir import named_output
 
 TURN_MS_MAX = 100  # Watchdogs are looked at so often, whatever else happens.
 ANSWER_WAIT_S = 5.0
@@ -205,7 +206,8 @@ class Engine:
     def _run(self) -> None:
         try:
             if self._options.events is not None:
-                self.driver.log = self._options.events.open("w", encoding="utf-8")
+                with named_output(self._options.events):  # By lines: a full disk is seen at once.
+                    self.driver.log = self._options.events.open("w", 1, encoding="utf-8")
             self._lines.begin_epoch(self.driver.ring.epoch)
             while not self._may_end():
                 self._turn()
@@ -219,7 +221,8 @@ class Engine:
             self._empty_inbox()
             self._lines.close(self.driver.down_why)
             if self.driver.log is not None:
-                self.driver.log.close()
+                with contextlib.suppress(OSError):  # It has been told of: lines are written whole.
+                    self.driver.log.close()
 
     def _may_end(self) -> bool:
         if self._closing_ns is None:

@@ -24,6 +24,8 @@ class UnsupportedModel(ModelFileError):
 class ModelMemoryError(KvasirError):
     """A stage asked for more memory than this machine has; nothing was allocated."""
 
+    exit_status = 1
+
 
 class SamplingError(KvasirError, ValueError):
     """A sampling parameter is out of range; the message names it, its value and the range."""

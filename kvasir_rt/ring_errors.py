@@ -19,3 +19,5 @@ class JoinError(KvasirError):
 
 class RingDown(KvasirError):
     """The ring serves nothing any more; the message says which stage, why and how often."""
+
+    exit_status = 1

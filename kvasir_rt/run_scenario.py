@@ -24,13 +24,12 @@ from kvasir_rt.serve_cli import read_access
 from kvasir_rt.swarm_measured import SwarmMeasure
 from kvasir_rt.swarm_watch import SwarmRecorder
 from kvasir_rt.switchboard import LineOptions
-from kvasir_scenario.dump import to_yaml
 from kvasir_scenario.load import load_scenario
 from kvasir_scenario.option_numbers import SEED_MAX, Number, Whole
 from kvasir_scenario.recorder import Recorder
-from kvasir_scenario.report import Labels, write_report
+from kvasir_scenario.report import Labels, finish_run_dir
 from kvasir_scenario.report_schema import Report, Variant
-from kvasir_scenario.run_dir import prepare_run_dir, write_whole
+from kvasir_scenario.run_dir import nothing_of_a_stopped_run, prepare_run_dir
 from kvasir_scenario.schema import Scenario
 from kvasir_scenario.variants import variants_of
 from kvasir_scenario.workload import WorkloadFacts, build_workload
@@ -67,31 +66,26 @@ def run_scenario(
 
     Raises:
         ScenarioError: An input file is wrong, or something cannot be run for real.
+        OutputError: A file cannot be written; nothing of the run is left.
         RingDown: The ring did not start or gave up; what was recorded until then is written.
     """
     variants = [(name, variant, ring_for(variant)) for name, variant in variants_of(scenario)]
     ring = ring_for(scenario)
     pin = pin or scenario.runtime.pin
     directory = None if out is None else prepare_run_dir(out)
-    one = RealRun(
-        scenario, ring, directory, access=access, speed=speed, pin=pin, csv=csv, events=events
-    )
-    report = one.run(say)
-    parts = []
-    for name, variant, variant_ring in variants:
-        say(f"variant {name}")
-        part = RealRun(variant, variant_ring, None, access=access, speed=speed, pin=pin).run(say)
-        parts.append(Variant(name=name, report=part))
-    report = report.model_copy(update={"variants": parts})
-    if directory is not None:
-        write_whole(directory / "scenario.yaml", to_yaml(scenario).encode())
-        if plots:
-            from kvasir_scenario.page import write_page
-            from kvasir_scenario.plots import write_plots
-
-            write_plots(directory, report)
-            write_page(directory, report)
-        write_report(directory, report)
+    with nothing_of_a_stopped_run(directory):
+        one = RealRun(
+            scenario, ring, directory, access=access, speed=speed, pin=pin, csv=csv, events=events
+        )
+        report = one.run(say)
+        parts = []
+        for name, variant, variant_ring in variants:
+            say(f"variant {name}")
+            other = RealRun(variant, variant_ring, None, access=access, speed=speed, pin=pin)
+            parts.append(Variant(name=name, report=other.run(say)))
+        report = report.model_copy(update={"variants": parts})
+        if directory is not None:
+            finish_run_dir(directory, scenario, report, plots=plots)
     if one.down_why:
         raise RingDown(one.down_why)
     return report

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from kvasir_core.errors import ScenarioError
 from kvasir_scenario.complaints import first_complaint
-from kvasir_scenario.out_file import write_out_file
 from kvasir_scenario.report_schema import Report, parse_report
+from kvasir_scenario.run_dir import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -211,4 +211,4 @@ def draw_scatter(comparison: Comparison, path: Path) -> None:
     axes[0].legend(frameon=False, fontsize=8)
     picture = BytesIO()
     figure.savefig(picture, format="png", dpi=DPI, metadata={"Software": "Kvasir"})
-    write_out_file("plot", path, picture.getvalue())
+    write_whole(path, picture.getvalue())

@@ -6,12 +6,10 @@ The work may take minutes. Each kind of file that Kvasir writes has a mark near 
 import os
 import re
 from collections.abc import Collection
-from contextlib import suppress
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
 from kvasir_core.errors import ScenarioError
-from kvasir_scenario.run_dir import partial_path
 
 PLAN = re.compile(rb"\A# Planned by kvasir-sim plan")
 PLOT = re.compile(rb"\A\x89PNG.*tEXtSoftware\x00Kvasir", re.DOTALL)
@@ -59,19 +57,3 @@ def _why_not(path: Path, ours: re.Pattern[bytes], suffixes: Collection[str]) -> 
     if start and not ours.search(start):
         return "it is there, and this command did not write it; name another, or delete it"
     return None
-
-
-def write_out_file(option: str, path: Path, content: bytes) -> None:
-    """Write a file that appears complete or not at all.
-
-    Raises:
-        ScenarioError: It cannot be written, as on a full disk; nothing is left there.
-    """
-    partial = partial_path(path)
-    try:
-        partial.write_bytes(content)
-        partial.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
-        raise ScenarioError(f"{option} {path} cannot be written: {error.strerror}") from None

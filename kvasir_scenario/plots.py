@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from kvasir_core.errors import ScenarioError
 from kvasir_scenario.report_schema import LatencyPart, Report, StagePart, parse_report
-from kvasir_scenario.run_dir import PLOTS, SWARM_PLOTS, partial_path
+from kvasir_scenario.run_dir import PLOTS, SWARM_PLOTS, whole_file
 from kvasir_scenario.tables import Floats
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ def write_plots(run_dir: Path, report: Report | None = None) -> list[Path]:
     for name, drawing in draw.items():
         path = run_dir / f"{name}.png"
         figure = drawing(run_dir, report)
-        figure.savefig(partial_path(path), format="png", dpi=DPI, metadata={"Software": None})
-        partial_path(path).replace(path)
+        with whole_file(path) as partial:
+            figure.savefig(partial, format="png", dpi=DPI, metadata={"Software": None})
         paths.append(path)
     return paths
 

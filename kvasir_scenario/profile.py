@@ -39,7 +39,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from kvasir_core.errors import ScenarioError
-from kvasir_scenario.out_file import write_out_file
+from kvasir_scenario.run_dir import write_whole
 
 PROFILE_BYTES_MAX = 16 << 20  # A dense profile is 50 kB.
 POINTS_MAX = 20_000
@@ -248,7 +248,7 @@ def write_profile(profile: Profile, path: Path) -> None:
     """Writes the file; it appears complete or not at all.
 
     Raises:
-        ScenarioError: It cannot be written, as on a full disk; nothing is left there.
+        OutputError: It cannot be written, as on a full disk; nothing is left there.
     """
     text = json.dumps(profile.model_dump(), indent=1, allow_nan=False) + "\n"
-    write_out_file("profile", path, text.encode())
+    write_whole(path, text.encode())

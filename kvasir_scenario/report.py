@@ -16,9 +16,11 @@ from kvasir_core.units import NANOS_PER_SECOND
 from kvasir_core.verdict import RunFacts, StageTimes, Verdict, VerdictKind, judge
 from kvasir_scenario import report_schema as schema
 from kvasir_scenario import tables
+from kvasir_scenario.dump import to_yaml
 from kvasir_scenario.latency import EXACT_MAX, Quantiles, quantiles_of
 from kvasir_scenario.ledger import COMPLETE, NOT_YET, REASONS, UNSET, RequestLedger
 from kvasir_scenario.run_dir import write_whole
+from kvasir_scenario.schema import Scenario
 from kvasir_scenario.tables import Floats, Ints
 
 
@@ -155,6 +157,24 @@ def write_report(run_dir: Path, report: schema.Report) -> Path:
     path = run_dir / "report.json"
     write_whole(path, report.to_json().encode())
     return path
+
+
+def finish_run_dir(
+    run_dir: Path, scenario: Scenario, report: schema.Report, *, plots: bool
+) -> None:
+    """What stands beside the tables: the scenario as it was run, plots and page, the report.
+
+    Raises:
+        OutputError: A file cannot be written.
+    """
+    write_whole(run_dir / "scenario.yaml", to_yaml(scenario).encode())
+    if plots:
+        from kvasir_scenario.page import write_page
+        from kvasir_scenario.plots import write_plots
+
+        write_plots(run_dir, report)
+        write_page(run_dir, report)
+    write_report(run_dir, report)
 
 
 def _check_laws(run: RunRecord) -> None:

@@ -4,12 +4,13 @@ A directory is ours when it carries our marker. Only names that a run writes are
 file gets its name when it is complete, so that no reader meets half of one.
 """
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from kvasir_core.errors import ScenarioError
+from kvasir_core.errors import OutputError, ScenarioError
 
 MARKER = ".kvasir-run"
 MARKER_TEXT = "This directory holds one run of Kvasir; another run may replace its files.\n"
@@ -35,11 +36,47 @@ def partial_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial")
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that appears complete or not at all."""
+@contextmanager
+def named_output(path: Path) -> Iterator[None]:
+    """What goes wrong with a file that is being written is said with its name.
+
+    Raises:
+        OutputError: The file cannot be written, as on a full disk.
+    """
+    try:
+        yield
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        todo = "make room there, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise OutputError(f"{path} cannot be written: {why}; {todo}name another place") from error
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Where to write: the file appears at `path` when all is written, or not at all.
+
+    Raises:
+        OutputError: It cannot be written.
+    """
     partial = partial_path(path)
-    partial.write_bytes(content)
-    partial.replace(path)
+    with named_output(path):
+        try:
+            yield partial
+            partial.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink()
+            raise
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that appears complete or not at all.
+
+    Raises:
+        OutputError: It cannot be written.
+    """
+    with whole_file(path) as partial:
+        partial.write_bytes(content)
 
 
 def prepare_run_dir(path: Path) -> Path:
@@ -66,10 +103,10 @@ def prepare_run_dir(path: Path) -> Path:
 
 @contextmanager
 def nothing_of_a_stopped_run(path: Path | None) -> Iterator[None]:
-    """Whoever stops a run finds nothing of it; the directory goes too, if it held nothing else."""
+    """A run that was stopped, or found no room, leaves nothing; an empty directory goes too."""
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, OutputError):
         if path is not None:
             with suppress(OSError):
                 _remove_run(path)

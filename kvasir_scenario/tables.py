@@ -15,7 +15,7 @@ import pyarrow.csv as pc
 import pyarrow.parquet as pq
 
 from kvasir_core.units import NANOS_PER_SECOND
-from kvasir_scenario.run_dir import partial_path
+from kvasir_scenario.run_dir import named_output, partial_path
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -100,41 +100,49 @@ def seconds(times_ns: Ints) -> pa.Array:
 
 
 class TableWriter:
-    """One table under its final name once closed; `path` is without a suffix."""
+    """One table under its final name once closed; `path` is without a suffix.
+
+    Raises:
+        OutputError: In every method: the disk is full, or the like.
+    """
 
     def __init__(self, path: Path, schema: pa.Schema, *, csv: bool = False) -> None:
         self.schema = schema
         self._targets = [path.with_name(f"{path.name}.parquet")]
-        self._parquet = pq.ParquetWriter(
-            partial_path(self._targets[0]),
-            schema,
-            compression="snappy",  # A third of zstd's time for a tenth more bytes.
-            use_dictionary=[field.name for field in schema if field.type == pa.string()],
-            write_statistics=False,
-            store_schema=False,
-        )
+        with named_output(self._targets[0]):
+            self._parquet = pq.ParquetWriter(
+                partial_path(self._targets[0]),
+                schema,
+                compression="snappy",  # A third of zstd's time for a tenth more bytes.
+                use_dictionary=[field.name for field in schema if field.type == pa.string()],
+                write_statistics=False,
+                store_schema=False,
+            )
         self._csv: Any = None
         if csv:
             self._targets.append(path.with_name(f"{path.name}.csv"))
-            self._csv = pc.CSVWriter(
-                partial_path(self._targets[1]),
-                schema,
-                write_options=pc.WriteOptions(quoting_style="needed"),
-            )
+            with named_output(self._targets[1]):
+                self._csv = pc.CSVWriter(
+                    partial_path(self._targets[1]),
+                    schema,
+                    write_options=pc.WriteOptions(quoting_style="needed"),
+                )
 
     def write(self, columns: Sequence[pa.Array | npt.NDArray[Any]]) -> None:
         """Append rows, given as columns in the schema's order; they become one row group."""
         arrays = [column if isinstance(column, pa.Array) else numbers(column) for column in columns]
         batch = pa.record_batch(arrays, schema=self.schema)
-        self._parquet.write_batch(batch)
+        with named_output(self._targets[0]):
+            self._parquet.write_batch(batch)
         if self._csv is not None:
-            self._csv.write(batch)
+            with named_output(self._targets[1]):
+                self._csv.write(batch)
 
     def close(self) -> None:
         """Give the files their names."""
-        self._parquet.close()
-        if self._csv is not None:
-            self._csv.close()
+        for target, writer in zip(self._targets, (self._parquet, self._csv), strict=False):
+            with named_output(target):
+                writer.close()
         for target in self._targets:
             partial_path(target).replace(target)
 

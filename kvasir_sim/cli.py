@@ -1,18 +1,16 @@
 """`kvasir-sim SCENARIO`, and its subcommands; each is imported when it is called.
 
-Exit codes: 0 done, 1 failed, 2 wrong input. With `--json` the report is all of standard output.
+With `--json` the report is all of standard output. Exit status: see `kvasir_scenario.ending`.
 """
 
-import sys
 from importlib import import_module
 from pathlib import Path
 
 import click
 
-from kvasir_core.errors import KvasirError
+from kvasir_scenario.ending import run_command
 from kvasir_scenario.first_word import check_first_word
 from kvasir_scenario.option_numbers import Whole
-from kvasir_sim.processes import sigterm_as_interrupt
 
 SUBCOMMANDS = {
     "campaign": "kvasir_sim.commands.campaign",
@@ -130,26 +128,8 @@ def simulate_command(
 
 
 def main(args: list[str] | None = None) -> None:
-    """Entry point: errors become one message and an exit code."""
-    try:
-        with sigterm_as_interrupt():
-            group.main(args=args, prog_name="kvasir-sim", standalone_mode=False)
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(2)
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("stopped", err=True)
-        sys.exit(1)
-    except KvasirError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(2)
-    except BrokenPipeError:
-        sys.exit(1)
-    except OSError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(1)
+    """Run a command line and end the process."""
+    run_command(group, "kvasir-sim", args)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from kvasir_scenario.dump import to_yaml
 from kvasir_scenario.load import load_scenario
-from kvasir_scenario.report import write_report
+from kvasir_scenario.report import finish_run_dir
 from kvasir_scenario.report_schema import Report, Variant
-from kvasir_scenario.run_dir import nothing_of_a_stopped_run, prepare_run_dir, write_whole
+from kvasir_scenario.run_dir import nothing_of_a_stopped_run, prepare_run_dir
 from kvasir_scenario.schema import Scenario
 from kvasir_scenario.variants import variants_of
 from kvasir_sim.planner import auto_layers
@@ -100,6 +99,7 @@ def run(
 
     Raises:
         ScenarioError: An input file is wrong.
+        OutputError: A file cannot be written; nothing of the run is left.
     """
     if not isinstance(scenario, Scenario):
         scenario = load_scenario(Path(scenario), overrides, seed=seed, planner=auto_layers)
@@ -119,17 +119,11 @@ def run(
         else:
             report = simulate(scenario, directory, csv=csv, events=events, progress=progress)
             reports = [simulate(variant) for _, variant in variants]
-    parts = [
-        Variant(name=name, report=part) for (name, _), part in zip(variants, reports, strict=True)
-    ]
-    report = report.model_copy(update={"variants": parts})
-    if directory is not None:
-        write_whole(directory / "scenario.yaml", to_yaml(scenario).encode())
-        if plots:
-            from kvasir_scenario.page import write_page
-            from kvasir_scenario.plots import write_plots
-
-            write_plots(directory, report)
-            write_page(directory, report)
-        write_report(directory, report)
+        parts = [
+            Variant(name=name, report=part)
+            for (name, _), part in zip(variants, reports, strict=True)
+        ]
+        report = report.model_copy(update={"variants": parts})
+        if directory is not None:
+            finish_run_dir(directory, scenario, report, plots=plots)
     return Result(report, directory)

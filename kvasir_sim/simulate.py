@@ -12,6 +12,7 @@ from kvasir_scenario.planning import plan_of
 from kvasir_scenario.recorder import Recorder
 from kvasir_scenario.report import Labels
 from kvasir_scenario.report_schema import Report
+from kvasir_scenario.run_dir import named_output
 from kvasir_scenario.schema import Scenario
 from kvasir_scenario.schema_faults import RING_FAULTS
 from kvasir_scenario.workload import ClosedLoop, build_workload
@@ -159,18 +160,25 @@ def simulate(
 
     Raises:
         ScenarioError: A trace, cost table or plan is wrong.
+        OutputError: A file cannot be written.
     """
     with ExitStack() as stack:
         log = None
         swarm_logs = None
         if events and out is not None:
-            log = stack.enter_context((out / "events.jsonl").open("w"))
+            log = stack.enter_context(_log(out / "events.jsonl"))
             if scenario.experts is not None:
                 coordinator, hub = (
-                    stack.enter_context((out / f"{name}_events.jsonl").open("w"))
+                    stack.enter_context(_log(out / f"{name}_events.jsonl"))
                     for name in ("coordinator", "hub")
                 )
                 swarm_logs = coordinator, hub
         return Simulation(
             scenario, out, csv=csv, log=log, swarm_logs=swarm_logs, progress=progress
         ).run()
+
+
+@contextmanager
+def _log(path: Path) -> Iterator[TextIO]:
+    with named_output(path), path.open("w") as log:
+        yield log

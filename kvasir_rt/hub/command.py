@@ -10,7 +10,6 @@ import json
 import os
 import random
 import secrets
-import signal
 import socket
 import sys
 from dataclasses import dataclass, field
@@ -38,6 +37,7 @@ from kvasir_rt.hub.store import Store, StoreError
 from kvasir_rt.relay.embedded import embedded_relay
 from kvasir_rt.swarm.event_log import EventLog
 from kvasir_rt.swarm.identity import create_secret_file, read_secret_file
+from kvasir_scenario.ending import heeded_stops
 from kvasir_scenario.out_file import EVENT_LOG, STATUS, check_out_file
 
 TOKEN_VARIABLE = "KVASIR_HUB_TOKEN"  # noqa: S105 - Where it is looked for.
@@ -121,7 +121,7 @@ def run_hub(options: HubOptions) -> int:
 async def _run_until_signal(run: "HubRun") -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in heeded_stops():
         loop.add_signal_handler(number, stop.set)
     return await run.run(stop)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import signal
 import socket
 from collections.abc import Iterator
 
@@ -25,6 +24,7 @@ from kvasir_rt.relay.limits import RelayLimits
 from kvasir_rt.relay.meters import metrics_of
 from kvasir_rt.relay.port import OneRelay, RelayPort
 from kvasir_rt.relay.relay import Relay
+from kvasir_scenario.ending import heeded_stops
 
 CLOSING_S = 5.0
 
@@ -51,7 +51,7 @@ async def _run(
     hub: str, token: str, listener: socket.socket, nats: str | None, credentials: str | None
 ) -> int:
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in heeded_stops():
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     gate = RemoteGate(hub, token)
     limits = RelayLimits()

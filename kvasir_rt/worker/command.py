@@ -2,13 +2,13 @@
 
 import asyncio
 import os
-import signal
 from pathlib import Path
 
 import torch
 
 from kvasir_rt.worker.options import WorkerOptions
 from kvasir_rt.worker.worker import Worker
+from kvasir_scenario.ending import heeded_stops
 from kvasir_scenario.out_file import STATUS, check_out_file
 
 
@@ -38,7 +38,7 @@ async def _run(options: WorkerOptions) -> int:
             hurry.set()
         stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in heeded_stops():
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     worker = Worker(options)
     print(f"worker {worker.node} for {options.hub}", flush=True)

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from kvasir_core.errors import ScenarioError
-from kvasir_scenario.out_file import PLAN, check_out_file, write_out_file
+from kvasir_scenario.out_file import PLAN, check_out_file
+from kvasir_scenario.run_dir import write_whole
 
 
 @click.command("plan")
@@ -50,7 +51,7 @@ def command(scenario: Path, settings: tuple[str, ...], out: Path | None, as_json
     if is_printed:
         click.echo(text, nl=False)
         return
-    write_out_file("--out", out, text.encode())
+    write_whole(out, text.encode())
     if out.parent.resolve() != scenario.parent.resolve():
         click.echo(
             f"note: relative paths in it stand as in {scenario}; keep it in {scenario.parent}",

@@ -10,7 +10,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from kvasir_core.errors import ScenarioError
+from kvasir_core.errors import OutputError, ScenarioError
 
 APPLICATION_ID = 0x4B565357  # "KVSW"
 FORMAT = 1
@@ -67,9 +67,21 @@ class Journal:
         self._base.close()
 
     def add(self, key: str, row: dict[str, Any], *, is_lost: bool = False) -> None:
-        """Keep a finished point; one that was lost will be tried again."""
+        """Keep a finished point; one that was lost will be tried again.
+
+        Raises:
+            OutputError: It cannot be written, as on a full disk; what was kept before is safe.
+        """
         text = json.dumps(row, allow_nan=False)
-        self._base.execute("INSERT OR REPLACE INTO points VALUES (?, ?, ?)", (key, text, is_lost))
+        try:
+            self._base.execute(
+                "INSERT OR REPLACE INTO points VALUES (?, ?, ?)", (key, text, is_lost)
+            )
+        except sqlite3.OperationalError as error:
+            raise OutputError(
+                f"{self.path} cannot be written: {error}; make room there, and the same command "
+                "goes on from where it was"
+            ) from None
 
     def row(self, key: str) -> dict[str, Any]:
         """The row of a point that is there."""

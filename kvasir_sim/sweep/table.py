@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kvasir_core.errors import ScenarioError
-from kvasir_scenario.run_dir import partial_path
+from kvasir_scenario.run_dir import whole_file
 from kvasir_sim.sweep.figures import FIGURES
 from kvasir_sim.sweep.journal import APPLICATION_ID
 
@@ -60,13 +60,12 @@ def axis_cell(value: Any, kind: str) -> Any:
 
 def write_table(path: Path, columns: Columns, rows: Iterable[Row]) -> None:
     """Write the result; it appears complete or not at all."""
-    partial = partial_path(path)
-    partial.unlink(missing_ok=True)
-    if path.suffix == ".parquet":
-        _write_parquet(partial, columns, rows)
-    else:
-        _write_sqlite(partial, columns, rows)
-    partial.replace(path)
+    with whole_file(path) as partial:
+        partial.unlink(missing_ok=True)
+        if path.suffix == ".parquet":
+            _write_parquet(partial, columns, rows)
+        else:
+            _write_sqlite(partial, columns, rows)
 
 
 def _write_parquet(path: Path, columns: Columns, rows: Iterable[Row]) -> None:

@@ -122,7 +122,7 @@ def test_a_broken_report_is_one_line_with_file_key_and_what_is_right(
     for words in (["report", str(tmp_path)], ["compare", str(two_runs[0]), str(tmp_path)]):
         assert command(*words) == 2
         complaint = capsys.readouterr().err
-        assert complaint.startswith(f"error: {path}: ")
+        assert complaint.startswith(f"kvasir-sim: {path}: ")
         assert re.search(said, complaint)
         assert complaint.count("\n") == 1
         assert len(complaint) < 600

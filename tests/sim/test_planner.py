@@ -368,7 +368,7 @@ def test_the_command_says_before_any_work_why_it_cannot_write_there(
         main(["plan", "three.yaml", "--out", out])
     said = capsys.readouterr()
     assert not said.out
-    assert said.err.startswith(f"error: --out {out or '.'} cannot be written: ")
+    assert said.err.startswith(f"kvasir-sim: --out {out or '.'} cannot be written: ")
     assert why in said.err
     assert sorted(tmp_path.iterdir()) == before
     assert Path("precious.yaml").read_text() == "ten: years\n"

@@ -121,9 +121,12 @@ def heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, -signal.SIGINT)],
+)
 def test_a_run_that_is_stopped_leaves_nothing_and_nobody(
-    how: signal.Signals, tmp_path: Path
+    how: signal.Signals, status: int, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
     long = ["--set", "workload.requests=1000000", "--set", "what_if={slow: {ring.window: 1}}"]
@@ -141,7 +144,7 @@ def test_a_run_that_is_stopped_leaves_nothing_and_nobody(
     workers = asker.children()
     process.send_signal(how)
     _, said = process.communicate(timeout=60)
-    assert (process.returncode, said.strip()) == (1, "stopped")
+    assert (process.returncode, said.strip()) == (status, "stopped")
     assert not out.exists()
     assert not any(worker.is_running() for worker in workers)
 
