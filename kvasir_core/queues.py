@@ -8,6 +8,7 @@ never stops halfway for KV; a decode takes a block when its last one is full.
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -60,6 +61,19 @@ class Queues:
     def is_first_releasing(self) -> bool:
         """The first waiting request was preempted and its old KV is not yet released."""
         return bool(self.releasing) and self.waiting[0].id in self.releasing
+
+    @property
+    def fillable(self) -> int:
+        """How many micro-batches the live requests fill: with decodes, or with rows of all kinds.
+
+        O(waiting requests), up to the plan's largest window.
+        """
+        rows, row_width = self.live_decodes, self.plan.row_width
+        for request in chain(self.prompts, self.waiting):
+            rows += request.target - request.scheduled
+            if rows >= row_width * self.plan.window_max:
+                break
+        return max(-(-self.live_decodes // self.width), -(-rows // row_width))
 
     def begins_block(self, request: Request) -> bool:
         """Whether a decode's next row lies in a block that it does not hold yet."""

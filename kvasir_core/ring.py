@@ -264,7 +264,9 @@ class Ring:
         self._require(len(event.holds) == len(event.links) == self.plan.stages, event)
         self._require(min(*event.holds, *event.links, event.turnaround, event.jitter) >= 0, event)
         if self.plan.window_auto and self.plan.packer != "drained":
-            self._queues.window = min(window_for(event), self.plan.window_max)
+            self._queues.window = min(
+                window_for(event, self._queues.fillable), self.plan.window_max
+            )
         self._wait_ns = min(self.plan.cohort_wait_ns, max(event.holds) // WAIT_HOLDS)
         return []
 

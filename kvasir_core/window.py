@@ -3,16 +3,27 @@
 from kvasir_core.events import StageTimesMeasured
 
 TOLERANCE = 50  # A fiftieth of a hold: rounding of equal times must not cost a window place.
+SMALL_GAP = (
+    8  # Nor may an eighth, where a further micro-batch would only make all of them narrower.
+)
 
 
-def window_for(times: StageTimesMeasured) -> int:
+def window_for(times: StageTimesMeasured, fillable: int) -> int:
     """ceil((sum of holds + sum of links + head turnaround + jitter) / longest hold), at least 1.
 
     It is not the number of stages: time on links and unequal holds both count. More than this adds
-    queueing and weight reads, and no throughput.
+    queueing and weight reads, and no throughput. The same reads make places for the jitter of laps,
+    or for a small gap, cost more than they bring while requests are too few to fill them: these are
+    only given as far as `fillable` micro-batches go.
+
+    Args:
+        times: Measured.
+        fillable: How many micro-batches the live requests fill.
     """
     longest = max(times.holds)
     if longest <= 0:
         return len(times.holds)
-    lap = sum(times.holds) + sum(times.links) + times.turnaround + times.jitter
-    return max(1, -(-(lap - longest // TOLERANCE) // longest))
+    lap = sum(times.holds) + sum(times.links) + times.turnaround
+    least = -(-(lap - longest // SMALL_GAP) // longest)
+    most = -(-(lap + times.jitter - longest // TOLERANCE) // longest)
+    return max(1, least, min(most, fillable))

@@ -4,6 +4,7 @@
 no sums: every figure is counted anew, so that an increment forgotten in the core shows.
 """
 
+import math
 from dataclasses import dataclass, field
 
 from kvasir_core import (
@@ -112,6 +113,14 @@ class NaiveState:
     def blocks_for(self, rows: int) -> int:
         return (rows + self.plan.kv_block - 1) // self.plan.kv_block
 
+    def fillable(self) -> int:
+        """Micro-batches that all rows known now, or all decodes, make when they are full."""
+        decodes = self.live_decodes
+        rows = decodes + sum(r.target - r.composed for r in self.prompts)
+        rows += sum(r.prompt + r.given - r.cached for r in self.waiting)
+        width = min(self.plan.micro_batch_width, self.plan.row_width)
+        return max(math.ceil(decodes / width), math.ceil(rows / self.plan.row_width))
+
     def is_in_flight(self, request: RequestId) -> bool:
         return any(request in batch.requests for batch in self.open.values())
 
@@ -152,7 +161,7 @@ class NaiveState:
             case StageTimesMeasured(holds):
                 self.wait_ns = min(self.plan.cohort_wait_ns, max(holds) // 4)
                 if self.plan.window_auto and self.plan.packer != "drained":
-                    self.window = min(window_for(event), self.plan.window_max)
+                    self.window = min(window_for(event, self.fillable()), self.plan.window_max)
             case _:
                 pass
         return []

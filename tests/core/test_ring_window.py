@@ -9,6 +9,7 @@ from kvasir_core.window import window_for
 from tests.core.stories import arrivals, lap, launches, measured, plan_of, ring_of, tell
 
 MS = 1_000_000
+PLENTY = 1 << 62  # Requests for any number of micro-batches.
 
 
 @pytest.mark.parametrize(
@@ -29,13 +30,13 @@ def test_the_window_is_the_lap_over_the_longest_hold(
 ) -> None:
     times = measured([h * MS for h in holds], [k * MS for k in links], turnaround * MS, jitter * MS)
     assert isinstance(times, StageTimesMeasured)
-    assert window_for(times) == window
+    assert window_for(times, PLENTY) == window
 
 
 def test_rounding_of_equal_times_costs_no_window_place() -> None:
     times = measured([5 * MS, 5 * MS + 1, 5 * MS - 1, 5 * MS], [3, 2, 1, 0])
     assert isinstance(times, StageTimesMeasured)
-    assert window_for(times) == 4
+    assert window_for(times, PLENTY) == 4
 
 
 @given(
@@ -50,10 +51,46 @@ def test_the_law_within_its_tolerance(holds: list[int], link: int, jitter: int) 
     longest = max(holds)
     if longest:
         lap_ns = sum(holds) + link * len(holds) + jitter
-        places = window_for(times)
+        places = window_for(times, PLENTY)
         assert places >= 1
         assert places * longest >= lap_ns - longest / 50 - 1
         assert places == 1 or (places - 1) * longest < lap_ns
+
+
+@pytest.mark.parametrize(
+    ("holds", "links", "jitter", "fillable", "window"),
+    [
+        ([50, 47], [1, 1], 30, 2, 2),  # Two full micro-batches, or three narrower ones: two.
+        ([50, 47], [1, 1], 30, 3, 3),  # With requests for three, jitter has its place,
+        ([50, 47], [1, 1], 30, 9, 3),  # and no more.
+        ([50, 50], [1, 2], 0, 2, 2),  # A gap of 3 of 50 ms on the links,
+        ([50, 50], [1, 2], 0, 3, 3),
+        ([50, 50], [5, 5], 0, 1, 3),  # A large one is always covered,
+        ([50, 47], [100, 100], 30, 1, 6),  # however few requests there are.
+        ([50, 47], [1, 1], 500, 0, 2),
+    ],
+)
+def test_places_for_jitter_and_small_gaps_must_be_filled(
+    holds: list[int], links: list[int], jitter: int, fillable: int, window: int
+) -> None:
+    times = measured([h * MS for h in holds], [k * MS for k in links], 0, jitter * MS)
+    assert isinstance(times, StageTimesMeasured)
+    assert window_for(times, fillable) == window
+
+
+@pytest.mark.parametrize(
+    ("requests", "window"), [(4, 2), (8, 2), (9, 3), (12, 3), (17, 4), (40, 4)]
+)
+def test_how_many_micro_batches_are_filled_is_asked_of_the_live_requests(
+    requests: int, window: int
+) -> None:
+    """Micro-batches of four, holds of 50 ms, a lap's jitter of 100 ms."""
+    plan = plan_of(window=4, window_max=4, window_auto=True, micro_batch_width=4, row_width=64)
+    ring = ring_of(plan, *arrivals(range(requests), prompt=1, output=60))
+    for micro_batch in range(20):  # By then all prompts are in.
+        tell(ring, lap(micro_batch))
+    tell(ring, measured([50, 50], [0, 0], 0, 100))
+    assert ring.statistics().window == window
 
 
 def test_auto_opens_places_up_to_the_plans_bound() -> None:

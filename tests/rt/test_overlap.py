@@ -394,7 +394,7 @@ def test_a_window_grows_with_the_time_for_which_micro_batches_are_parked() -> No
             lap_returned(meter, lap, [at + 100, at + 200], stretches)
         measured = meter.measured()
         assert measured is not None
-        windows.append(window_for(measured))
+        windows.append(window_for(measured, fillable=100))
     assert windows[0] < windows[1]
     assert windows[1] >= 10  # Two stages of 100 computed and 400 parked.
 

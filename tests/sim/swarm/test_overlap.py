@@ -244,7 +244,7 @@ def window_of(overlap: int, away: int) -> int:
     for flight, (_, at) in zip(world.flights, world.returned, strict=True):
         times = sampler.sample(flight, at)
         if times is not None:
-            windows.append(window_for(times))
+            windows.append(window_for(times, fillable=100))
     assert len(windows) == 2, "every lap counts: one report each 16"
     assert len(set(windows)) == 1
     return windows[0]
