@@ -73,7 +73,12 @@ class Neighbours:
                 arguments = (*self._arguments, core, os.getpid(), is_ready)
                 worker = context.Process(target=_compute, args=arguments, daemon=True)
                 self._workers.append(worker)
-                worker.start()
+                # Ctrl-C goes to all; they inherit that it is not for them.
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+                try:
+                    worker.start()
+                finally:
+                    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
                 self._wait_for(worker, is_ready)
                 self._signal(worker, signal.SIGSTOP)
         except BaseException:
