@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("dev", max_examples=50, deadline=None)
@@ -15,3 +16,29 @@ settings.register_profile(
 )
 settings.register_profile("nightly", max_examples=20_000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+# Files of more than half a minute, the longest first: begun last, one would run on alone.
+LONG = (
+    "test_smollm2_exact.py",
+    "test_serve_process.py",
+    "test_serve_hub.py",
+    "test_ring_models.py",
+    "test_swarm_live.py",
+    "test_run_scenario.py",
+    "test_live_ring.py",
+    "test_serve_tiny.py",
+    "test_hub_process.py",
+    "test_report_page.py",
+    "test_scenario_hub.py",
+    "test_serve_smollm2.py",
+    "test_live_hub.py",
+    "test_ring_laps.py",
+    "test_join.py",
+    "test_hub_schema.py",
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {name: rank for rank, name in enumerate(LONG)}
+    items.sort(key=lambda item: ranks.get(item.path.name, len(LONG)))
