@@ -19,22 +19,28 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 # Files of more than half a minute, the longest first: begun last, one would run on alone.
 LONG = (
+    "test_serve_hub.py",
     "test_smollm2_exact.py",
     "test_serve_process.py",
-    "test_serve_hub.py",
     "test_ring_models.py",
     "test_swarm_live.py",
+    "test_serve_hub_nat.py",
+    "test_report_page.py",
+    "test_swarm_processes.py",
     "test_run_scenario.py",
     "test_live_ring.py",
-    "test_serve_tiny.py",
-    "test_hub_process.py",
-    "test_report_page.py",
-    "test_scenario_hub.py",
     "test_serve_smollm2.py",
+    "test_serve_tiny.py",
+    "test_wheel.py",
+    "test_serve_hub_joined.py",
+    "test_hub_process.py",
+    "test_hub_schema.py",
+    "test_scenario_hub.py",
+    "test_remote_model.py",
+    "test_serve_joined.py",
     "test_live_hub.py",
     "test_ring_laps.py",
     "test_join.py",
-    "test_hub_schema.py",
 )
 
 
