@@ -5,6 +5,7 @@ ids of any row, and replay a request from position 0 after a stage was lost. One
 engine's, uses it.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -23,7 +24,7 @@ from kvasir_core.decisions import (
     Release,
     RingDecision,
 )
-from kvasir_core.errors import KvasirError
+from kvasir_core.errors import KvasirError, OutputError
 from kvasir_core.events import (
     LapEnded,
     ReleaseEnded,
@@ -173,13 +174,22 @@ class Driver:
 
     # ------------------------------------------------------------------ events and decisions
 
+    def _write_down(self, event: RingEvent, now: Nanos, log_file: TextIO) -> None:
+        try:
+            with named_output(Path(log_file.name)):
+                print(eventlog.encode(event, now), file=log_file)
+        except OutputError:
+            self.log = None  # What follows cannot be written either, and is told all the same.
+            with contextlib.suppress(OSError):
+                log_file.close()
+            raise
+
     def _tell(self, event: RingEvent, now: Nanos | None = None) -> list[RingDecision]:
         now = self.now() if now is None else now
         decisions = self.ring.handle(event, now)
         self.meter.causes.switch(self.ring.causes.cause, now)
         if self.log is not None:
-            with named_output(Path(self.log.name)):
-                print(eventlog.encode(event, now), file=self.log)
+            self._write_down(event, now, self.log)
         delivered: tuple[RequestId, ...] = ()
         for decision in decisions:
             if isinstance(decision, Deliver):

@@ -223,6 +223,7 @@ class Engine:
             if self.driver.log is not None:
                 with contextlib.suppress(OSError):  # It has been told of: lines are written whole.
                     self.driver.log.close()
+                self.driver.log = None
 
     def _may_end(self) -> bool:
         if self._closing_ns is None:

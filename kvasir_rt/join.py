@@ -24,6 +24,7 @@ from kvasir_rt.link import CurveKeys
 from kvasir_rt.ring_errors import JoinError
 from kvasir_rt.stage import EXIT_NO_BRIDGE, EXIT_REFUSED, StageConfig
 from kvasir_rt.supervisor import StageProcess
+from kvasir_rt.swarm.identity import create_secret_file
 from kvasir_scenario.digits import whole_number
 
 TOKEN_PREFIX = "kvasir1"  # noqa: S105 - The form's name, no secret.
@@ -58,24 +59,17 @@ class RingKeys:
         """The keys kept in a file, so that a restarted bridge has the same token.
 
         Raises:
-            JoinError: The file is readable by others, is no key file, or cannot be made.
+            JoinError: The file is readable by others, or is no key file.
+            OutputError: It cannot be made.
         """
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            return cls._load(path)
-        except OSError as error:
-            raise JoinError(f"cannot keep the ring's keys in {path}: {error.strerror}") from None
         keys = cls.fresh()
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(
-                {
-                    "secret": keys.secret,
-                    "public_key": keys.bridge.public.decode(),
-                    "secret_key": keys.bridge.secret.decode(),
-                },
-                file,
-            )
+        fields = {
+            "secret": keys.secret,
+            "public_key": keys.bridge.public.decode(),
+            "secret_key": keys.bridge.secret.decode(),
+        }
+        if not create_secret_file(path, json.dumps(fields)):
+            return cls._load(path)
         return keys
 
     @classmethod

@@ -30,7 +30,7 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 
 from kvasir_core.errors import KvasirError
 from kvasir_core.swarm.events import (
@@ -54,6 +54,12 @@ Row = tuple[Any, ...]
 
 class StoreError(KvasirError):
     """The database cannot be used; the message names it, what was found and what to do."""
+
+
+class StoreUnusable(StoreError):
+    """The database is right, but cannot be reached or written to now."""
+
+    exit_status = 1
 
 
 class Store:
@@ -104,6 +110,10 @@ class Store:
             return hub
         except SQLAlchemyError as error:
             self.close()
+            if isinstance(error, OperationalError):
+                raise StoreUnusable(
+                    f"{self._shown}: {_first_line(error)}; is it up, and is there room on its disk?"
+                ) from None
             raise StoreError(f"{self._shown}: {_first_line(error)}") from None
         except BaseException:
             self.close()

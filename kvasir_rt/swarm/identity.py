@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
 )
 
 from kvasir_core.errors import KvasirError
+from kvasir_scenario.run_dir import named_output
 
 KEY_BYTES = 32
 KEY_FILE_BYTES_MAX = 256
@@ -108,10 +109,10 @@ def create_secret_file(path: Path, text: str) -> bool:
     The file appears whole or not at all, whoever else tries at the same moment.
 
     Raises:
-        IdentityError: It cannot be made.
+        OutputError: It cannot be made.
     """
     part = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
-    try:
+    with named_output(path):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if path.exists():
             return False
@@ -120,12 +121,10 @@ def create_secret_file(path: Path, text: str) -> bool:
             with os.fdopen(descriptor, "w", encoding="ascii") as file:
                 file.write(text + "\n")
             path.hardlink_to(part)
+        except FileExistsError:
+            return False
         finally:
             part.unlink()
-    except FileExistsError:
-        return False
-    except OSError as error:
-        raise IdentityError(f"cannot make {path}: {error.strerror}") from None
     return True
 
 
