@@ -21,7 +21,7 @@ check: ## Everything that CI runs, in the order that fails soonest.
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports
 
 PYTEST = HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -q -m "not nightly"
