@@ -347,7 +347,7 @@ class Crew:
                 self._report(member, why, is_dead=True)
             elif not member.is_local and now - member.heard_ns > LOADING_SILENCE_NS:
                 self._report(member, "silent while it loaded", is_dead=True)
-        elif now - member.heard_ns > self.options.silence_s * 1e9:
+        elif self._is_silent(member, now):
             self._report(member, f"silent for {(now - member.heard_ns) / 1e9:.1f} s", is_dead=True)
         elif member.step in {Step.IDLE, Step.LISTENING} and since > WIRING_NS:
             # From when the slowest had come as far: others may have loaded long before it.
@@ -370,6 +370,14 @@ class Crew:
         if broken is not None and now - broken > LINK_GRACE_NS:
             member.link_broken_ns = None
             self._report(member, "the connection to its upstream broke", is_dead=False)
+
+    def _is_silent(self, member: Member, now: int) -> bool:
+        """For too long. A process of this machine that others keep from its core gets more time."""
+        silence_s, options = (now - member.heard_ns) / 1e9, self.options
+        if silence_s <= options.silence_s:
+            return False
+        is_slow = member.is_local and self._supervisor.may_be_slow(member.stage)
+        return not is_slow or silence_s > options.crowded_silence_s
 
     def _report(self, member: Member, why: str, *, is_dead: bool) -> None:
         self._found.append(Loss(member.stage, why, is_dead))

@@ -85,6 +85,7 @@ class CrewOptions:
         remote: Stages that join from elsewhere; the others are spawned here.
         secret: What a joining stage must know.
         silence_s: A stage that is not heard of for so long is lost; beats come every 0.2 s.
+        crowded_silence_s: The same for a process of this machine that is alive and not stopped.
         load_max_s: Longest time from joining to loaded.
         rejoin_max_s: How long a lost remote stage may stay away.
         restarts_max: More losses than this within `restart_window_s` end the ring.
@@ -97,6 +98,7 @@ class CrewOptions:
     remote: frozenset[int] = frozenset()
     secret: str
     silence_s: float = 1.4  # Seven beats; a stopped stage is found in under 2 s.
+    crowded_silence_s: float = 10.0  # On a machine that has much else to do.
     load_max_s: float = 600.0
     rejoin_max_s: float = 120.0
     restarts_max: int = 10

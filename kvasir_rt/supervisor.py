@@ -11,11 +11,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
 from kvasir_rt.stage import StageConfig
 
+STOPPED = "TtZX"  # States in /proc: stopped, traced, zombie, dead.
 EXIT_WAIT_S = 2.0  # Asked to stop, a stage gets so long before it is killed.
 
 
@@ -94,6 +96,17 @@ class Supervisor:
             for stage, child in self.children.items()
             if select.select([child.pidfd], [], [], 0)[0]
         ]
+
+    def may_be_slow(self, stage: int) -> bool:
+        """Whether its process is alive and not stopped: it may only be waiting for a core."""
+        child = self.children.get(stage)
+        if child is None:
+            return False
+        try:
+            stat = Path(f"/proc/{child.pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] not in STOPPED
 
     def end(self, stage: int) -> str:
         """Kill and reap; says how the process ended."""

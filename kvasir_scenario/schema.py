@@ -77,7 +77,7 @@ class Scenario(Section):
     name: Name = "scenario"
     """Names the run's folder; without it the file's name."""
     question: Text | None = None
-    """What the scenario answers; stands at the top of the report."""
+    """What the scenario answers, for those who read the file."""
     model: Model
     devices: Annotated[dict[Name, Device], Field(max_length=DEVICES_MAX)] = Field(
         default_factory=dict

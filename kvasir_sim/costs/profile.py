@@ -209,14 +209,16 @@ def check_profile(plan: Plan, profile: Profile, dtype: str, source: str) -> None
     Raises:
         ScenarioError: With both values.
     """
+    is_served = dtype in {"float32", "bfloat16"}
+    again = f": measure with `kvasir-rt profile --dtype {dtype}`" if is_served else ""
     wanted_hidden = profile.hidden if plan.hidden == 1 else plan.hidden  # 1: not given.
-    for what, measured, wanted in (
-        ("model.layers", profile.model_layers, plan.layers[-1][1]),
-        ("model.hidden", profile.hidden, wanted_hidden),
-        ("dtype", profile.dtype, dtype),
+    for what, measured, wanted, remedy in (
+        ("model.layers", profile.model_layers, plan.layers[-1][1], ""),
+        ("model.hidden", profile.hidden, wanted_hidden, ""),
+        ("dtype", profile.dtype, dtype, again),
     ):
         if measured != wanted:
             raise ScenarioError(
                 f"{source}: {what} of the profile is {measured}, of the scenario {wanted}; "
-                "a profile is worth nothing for another model or type"
+                f"a profile is worth nothing for another model or type{remedy}"
             )

@@ -41,6 +41,7 @@ class FakeSupervisor:
     def __init__(self) -> None:
         self.children: dict[int, FakeChild] = {}
         self.dead: list[int] = []
+        self.slow: set[int] = set()
 
     def spawn(self, stage: int) -> FakeChild:
         self.children[stage] = FakeChild()
@@ -48,6 +49,9 @@ class FakeSupervisor:
 
     def ended(self) -> list[int]:
         return [stage for stage in self.dead if stage in self.children]
+
+    def may_be_slow(self, stage: int) -> bool:
+        return stage in self.slow
 
     def end(self, stage: int) -> str:
         del self.children[stage]
@@ -161,6 +165,16 @@ def test_a_silent_stage_is_lost_in_under_two_seconds_and_the_others_are_not() ->
     assert loss.stage == 1
     assert loss.is_dead
     assert "silent for 1.5 s" in loss.why
+
+
+def test_a_stage_that_others_keep_from_its_core_gets_ten_seconds() -> None:
+    story = Story()
+    story.bring_up()
+    story.supervisor.slow.add(1)
+    assert story.run(9.5, beating=(0, 2)) == []
+    (loss,) = story.run(1.0, beating=(0, 2))[:1]
+    assert loss.stage == 1
+    assert "silent for 10.1 s" in loss.why
 
 
 def test_a_bridge_that_stood_still_itself_blames_nobody() -> None:
