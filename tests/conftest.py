@@ -1,6 +1,7 @@
 """Hypothesis profiles: `dev` while working, `ci` in `make check`, `nightly` for long searches."""
 
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,6 +17,13 @@ settings.register_profile(
 )
 settings.register_profile("nightly", max_examples=20_000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+# Shells ignore SIGINT for what they start in the background, `nohup` ignores SIGHUP, and processes
+# inherit that: those of the tests must hear what they are sent.
+for _number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        _default = signal.default_int_handler if _number is signal.SIGINT else signal.SIG_DFL
+        signal.signal(_number, _default)
 
 # Files of more than half a minute, the longest first: begun last, one would run on alone.
 LONG = (

@@ -4,7 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -26,9 +27,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny.gguf", TinyModel())
 
 
-def heed_interrupts() -> None:
-    """What a shell starts in the background ignores SIGINT, and so does all that it starts."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+@pytest.fixture
+def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where rings put their sockets: a short path, for a socket's has 107 bytes at most."""
+    with tempfile.TemporaryDirectory() as place:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", place)
+        yield Path(place)
 
 
 def stopped(
@@ -45,7 +49,6 @@ def stopped(
         text=True,
         env=environment(),
         start_new_session=True,
-        preexec_fn=heed_interrupts,  # noqa: PLW1509 - No threads here.
     ) as process:
         command = psutil.Process(process.pid)
         try:
@@ -77,11 +80,9 @@ def ring_directories(place: Path) -> list[Path]:
 
 
 def test_a_real_run_that_is_interrupted_twice_leaves_nothing_and_nobody(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, sockets: Path
 ) -> None:
-    sockets, out = tmp_path / "sockets", tmp_path / "run"
-    sockets.mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(sockets))
+    out = tmp_path / "run"
     scenario = tmp_path / "long.yaml"
     scenario.write_text(SCENARIO.format(model=tiny))
     log = out / "events.jsonl"
@@ -112,8 +113,7 @@ def test_a_profile_that_is_interrupted_leaves_no_halted_neighbour(
 
 
 def test_a_bench_that_is_stopped_while_its_rings_start_leaves_nobody(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, sockets: Path
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert stopped(bool, signal.SIGHUP, 1, "bench", str(tiny), "--no-pin") == (129, "stopped")
-    assert not ring_directories(tmp_path)
+    assert not ring_directories(sockets)
