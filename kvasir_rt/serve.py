@@ -45,7 +45,7 @@ from kvasir_rt.model_files import find_model, model_name
 from kvasir_rt.ring_errors import RingDown
 from kvasir_rt.serve_experts import ExpertOptions, check_experts, experts_spec
 from kvasir_rt.serve_plan import AUTO, RingOptions, check_devices, plan_for
-from kvasir_rt.switchboard import LineOptions
+from kvasir_rt.switchboard import LineOptions, threads_of
 from kvasir_scenario.out_file import EVENT_LOG, STATUS, check_out_file
 
 if TYPE_CHECKING:
@@ -144,11 +144,6 @@ def prepare(options: ServeOptions) -> Prepared:
     return Prepared(gguf, shape, plan, name)
 
 
-def threads_of(plan: Plan) -> int:
-    """Compute threads of each stage: the cores are shared out."""
-    return max(1, len(os.sched_getaffinity(0)) // plan.stages)
-
-
 def measured_plan(options: ServeOptions, prepared: Prepared) -> Plan:
     """The plan with layers split by measured time.
 
@@ -196,7 +191,6 @@ def make_engine(options: ServeOptions, prepared: Prepared, url: str) -> Engine:
         listen=tcp_endpoint(options.ring_listen or "", may_be_any=True) if keys else None,
         keys=keys.bridge if keys else None,
         pin=options.pin,
-        threads=threads_of(plan),
     )
     engine = Engine(
         EngineOptions(lines=lines, events=options.events, vocabulary=prepared.shape.vocab)

@@ -47,7 +47,7 @@ class LineOptions:
             sockets of a private directory.
         keys: The bridge's CURVE keys; needed with `listen`.
         pin: Each local stage on its own core, with one compute thread.
-        threads: Compute threads of a local stage.
+        threads: Compute threads of a local stage; None shares the cores out.
     """
 
     crew: CrewOptions
@@ -55,6 +55,11 @@ class LineOptions:
     keys: CurveKeys | None = None
     pin: bool = False
     threads: int | None = None
+
+
+def threads_of(plan: Plan) -> int:
+    """Compute threads of each stage: the cores are shared out, or all would wait for each other."""
+    return max(1, len(os.sched_getaffinity(0)) // plan.stages)
 
 
 @dataclass(slots=True)
@@ -103,7 +108,8 @@ class Switchboard:
         except BaseException:
             self._close_sockets()
             raise
-        self._supervisor = Supervisor(self._configure, 1 if options.pin else options.threads)
+        threads = 1 if options.pin else options.threads or threads_of(self._plan)
+        self._supervisor = Supervisor(self._configure, threads)
         self.crew = Crew(
             options.crew, self._control, self._supervisor, self.traffic, wiring_of=self._wiring_of
         )
