@@ -3,9 +3,7 @@
 from kvasir_core.events import StageTimesMeasured
 
 TOLERANCE = 50  # A fiftieth of a hold: rounding of equal times must not cost a window place.
-SMALL_GAP = (
-    8  # Nor may an eighth, where a further micro-batch would only make all of them narrower.
-)
+SMALL_GAP = 8  # Nor may an eighth, where one more micro-batch would only make all narrower.
 
 
 def window_for(times: StageTimesMeasured, fillable: int) -> int:

@@ -24,7 +24,7 @@ from kvasir_core.decisions import (
     Release,
     RingDecision,
 )
-from kvasir_core.errors import KvasirError, OutputError
+from kvasir_core.errors import KvasirError
 from kvasir_core.events import (
     LapEnded,
     ReleaseEnded,
@@ -176,13 +176,13 @@ class Driver:
 
     def _write_down(self, event: RingEvent, now: Nanos, log_file: TextIO) -> None:
         try:
-            with named_output(Path(log_file.name)):
-                print(eventlog.encode(event, now), file=log_file)
-        except OutputError:
+            print(eventlog.encode(event, now), file=log_file)
+        except OSError:
             self.log = None  # What follows cannot be written either, and is told all the same.
             with contextlib.suppress(OSError):
                 log_file.close()
-            raise
+            with named_output(Path(log_file.name)):
+                raise
 
     def _tell(self, event: RingEvent, now: Nanos | None = None) -> list[RingDecision]:
         now = self.now() if now is None else now
