@@ -3,15 +3,18 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvasir_rt.gguf_file import open_gguf
-from kvasir_rt.model.attention import SlotKv
+from kvasir_rt.model.attention import SlotBatch, SlotKv
 from kvasir_rt.model.linear import Numerics, Packer
-from kvasir_rt.model.places import KvSizes
+from kvasir_rt.model.places import MOVED_ROWS_MAX, KvSizes, exchanges
 from kvasir_rt.model.shape import ModelShape
 from kvasir_rt.model.weights import weight_bytes
 from tests.rt.batches import micro_batch
@@ -172,6 +175,143 @@ def test_a_new_request_lies_beside_those_of_its_micro_batch() -> None:
     kv.release([3])
     kv.batch(micro_batch([(1, rows[1])], [(20, 0, 4)]))
     assert places(kv)[20] == where[3]
+
+
+Begun = Sequence[tuple[int, int]]  # Requests and the rows of their prompts.
+
+
+class Written:
+    """Writes rows that tell who and where they are, and knows what must be in memory then."""
+
+    def __init__(self, kv: SlotKv) -> None:
+        self.kv = kv
+        self.rows: dict[int, int] = {}
+
+    def lay_out(self, decoding: list[int], beginning: Begun = ()) -> SlotBatch:
+        batch = self.kv.batch(
+            micro_batch(
+                [(each, self.rows[each]) for each in decoding],
+                [(each, 0, rows) for each, rows in beginning],
+            )
+        )
+        self.rows.update(beginning)
+        self.rows.update({each: self.rows[each] + 1 for each in decoding})
+        return batch
+
+    def attend(self, batch: SlotBatch, decoding: list[int], began: Sequence[int] = ()) -> None:
+        order = list(range(len(decoding))) if batch.order is None else batch.order.tolist()
+        owners = [decoding[place] for place in order[: len(decoding)]]
+        owners += [each for each in began for _ in range(self.rows[each])]
+        told = torch.tensor([float(each) for each in owners]) * 1000 + batch.positions
+        for layer in range(self.kv.sizes.layers):
+            kv = (told + layer / 8).view(-1, 1, 1).expand(-1, 4, 64)
+            batch.attend(layer, torch.randn(len(owners), 4, 64), kv)
+
+    def run(self, decoding: list[int], beginning: Begun = ()) -> None:
+        batch = self.lay_out(decoding, beginning)
+        self.attend(batch, decoding, [each for each, _ in beginning])
+
+    def check(self) -> None:
+        slots, layers, context = (getattr(self.kv.sizes, name) for name in SHAPE)
+        whole = self.kv.flat.view(slots, layers, context, 4, 64)
+        touched = self.kv._touched
+        assert self.kv.tokens_touched == sum(touched)
+        for request, place in places(self.kv).items():
+            assert touched[place] >= self.rows[request]
+            for layer in range(layers):
+                expected = request * 1000 + torch.arange(self.rows[request]) + layer / 8
+                assert torch.equal(whole[place, layer, : len(expected), 3, 63], expected)
+
+
+SHAPE = ("slots", "layers", "context")
+
+
+def spanned(kv: SlotKv, requests: list[int]) -> int:
+    where = [places(kv)[each] for each in requests]
+    return max(where) - min(where) + 1
+
+
+def test_a_micro_batch_that_finds_others_among_its_own_changes_places_with_them() -> None:
+    kv = SlotKv(sizes(slots=16, tokens=16 * 256), torch.float32)
+    told = Written(kv)
+    told.run([], [(each, 5 + each) for each in range(16)])
+    odd, even = list(range(1, 16, 2)), list(range(0, 16, 2))
+    assert spanned(kv, odd) == 15
+    for decoding in (odd, even):
+        told.run(decoding)
+        assert spanned(kv, decoding) == 8
+        told.check()
+    before = places(kv)
+    for _ in range(3):  # And there they stay.
+        told.run(even)
+        told.run(odd)
+    assert places(kv) == before
+    told.check()
+
+
+def test_a_micro_batch_moves_few_rows_at_once_and_the_next_goes_on() -> None:
+    kv = SlotKv(sizes(slots=16, tokens=16 * 256), torch.float32)
+    told = Written(kv)
+    told.run([], [(each, 100) for each in range(16)])
+    spans = []
+    for _ in range(3):
+        told.run(list(range(0, 16, 2)))
+        spans.append(spanned(kv, list(range(0, 16, 2))))
+        told.check()
+    assert spans[0] > spans[-1] == 8
+
+
+def test_nobody_moves_those_of_a_micro_batch_that_waits_for_experts() -> None:
+    kv = SlotKv(sizes(slots=8), torch.float32)
+    told = Written(kv)
+    told.run([], [(each, 5) for each in range(8)])
+    waits = told.lay_out([1, 3, 5])
+    where = places(kv)
+    told.run([0, 2, 4, 6])
+    assert {each: places(kv)[each] for each in (1, 3, 5)} == {
+        each: where[each] for each in (1, 3, 5)
+    }
+    told.attend(waits, [1, 3, 5])
+    told.check()
+    told.run([0, 2, 4, 6])
+    assert spanned(kv, [0, 2, 4, 6]) == 4
+    told.check()
+
+
+def test_what_is_moved_stays_within_the_bound_of_physical_kv() -> None:
+    kv = SlotKv(sizes(slots=8, tokens=410), torch.float32)
+    told = Written(kv)
+    told.run([], [(each, 50) for each in range(8)])
+    kv.release([1, 3])
+    told.run([0, 2, 4])
+    assert spanned(kv, [0, 2, 4]) == 3
+    assert kv.tokens_touched <= 410
+    told.check()
+
+
+@given(st.data())
+def test_what_is_exchanged_brings_a_micro_batch_together(data: st.DataObject) -> None:
+    slots = data.draw(st.integers(1, 24))
+    used = data.draw(st.sets(st.integers(0, slots - 1), min_size=1))
+    mine = data.draw(st.sets(st.sampled_from(sorted(used)), min_size=1))
+    fixed = data.draw(st.sets(st.integers(0, slots - 1))) - mine
+    rows = {at: data.draw(st.integers(0, 300)) for at in sorted(used)}
+    pairs = exchanges(mine, rows, fixed, slots)
+    assert sum(rows.get(at, 0) for pair in pairs for at in pair) <= MOVED_ROWS_MAX
+    ends = [at for pair in pairs for at in pair]
+    assert len(set(ends)) == len(ends)
+    assert not set(ends) & fixed
+    moved = dict(pairs)
+    assert set(moved) <= mine
+    assert not set(moved.values()) & mine
+    after = {moved.get(at, at) for at in mine}
+
+    def most_together(places: set[int]) -> int:
+        return max(sum(start <= at < start + len(mine) for at in places) for start in range(slots))
+
+    assert most_together(after) == most_together(mine) + len(pairs)
+    if not fixed and sum(rows.values()) <= MOVED_ROWS_MAX:
+        assert max(after) - min(after) + 1 == len(mine)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
