@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 import click
 
@@ -28,8 +29,9 @@ from kvasir_rt.stage_bench import (
     StageBench,
     Timer,
     in_pairs,
-    in_rounds,
+    point,
     resting,
+    rounds,
 )
 from kvasir_scenario.digits import whole_number
 from kvasir_scenario.option_numbers import THREADS_MAX, TOKENS_MAX, Whole
@@ -114,7 +116,8 @@ def measure_stages(
 ) -> tuple[Body, list[Line], list[Line]]:
     """A middle stage's tables with what a pass costs whatever its layers; head's, tail's lines.
 
-    All in the same rounds: what head and tail take beside a body is a small difference of times.
+    All in the same rounds: what head and tail take beside a body is a small difference of times,
+    so it is the median of the rounds' differences.
     """
     say(f"loading stages of {depth} layers")
     body = StageBench(model, (1, 1 + depth), options)
@@ -134,16 +137,19 @@ def measure_stages(
     least = options.rows[0]
     if other < depth:
         timers["small", least, 0] = StageBench(model, (1, 1 + other), options).rows(least)
-    points = in_rounds(timers, options.repeats, say)
+    times = rounds(timers, options.repeats, say)
+    points = {key: point(taken) for key, taken in times.items()}
 
     def plane(name: str) -> list[Plane]:
         return sorted((*key[1:], *point) for key, point in points.items() if key[0] == name)
 
     def beside(name: str) -> list[Line]:
         lines: list[Line] = []
-        for count, body_ns, body_spread in rows:
-            ns, spread = points[name, count, 0]
-            lines.append((count, max(0, ns - body_ns), max(spread, body_spread)))
+        for count in options.rows:
+            taken, alone = times[name, count, 0], times["rows", count, 0]
+            more = median(whole - part for whole, part in zip(taken, alone, strict=True))
+            spread = max(points[name, count, 0][1], points["rows", count, 0][1])
+            lines.append((count, max(0, round(more)), spread))
         return lines
 
     rows: list[Line] = [(count, *points["rows", count, 0]) for count in options.rows]
@@ -164,14 +170,14 @@ def measure_surroundings(
     """A body beside busy neighbours, and after a rest: few sizes, small costs, so many times."""
     stage = StageBench(model, layers, options)
     timers = {count: stage.rows(count) for count in few_sizes(options.rows)}
-    rounds = PAIRED_ROUNDS * options.repeats
+    pairs = PAIRED_ROUNDS * options.repeats
     say("after a rest")
-    rest = Rest(ns=REST_NS, rows=in_pairs(timers, rounds, resting(REST_NS)))
+    rest = Rest(ns=REST_NS, rows=in_pairs(timers, pairs, resting(REST_NS)))
     if not options.neighbours:
         return None, rest
     say(f"beside {options.neighbours} busy")
     with Neighbours(model, layers, options) as neighbours:
-        rows = neighbours.beside(timers, rounds)
+        rows = neighbours.beside(timers, pairs)
     return Crowd(neighbours=options.neighbours, rows=rows), rest
 
 

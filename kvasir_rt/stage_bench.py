@@ -176,9 +176,9 @@ class StageBench:
             self._torch.cuda.synchronize(self._options.device)
 
 
-def in_rounds(
+def rounds(
     timers: Mapping[Key, Timer], repeats: int, say: Callable[[str], None] = lambda _: None
-) -> dict[Key, Point]:
+) -> dict[Key, list[int]]:
     """Every timer once a round, the first round being to warm up.
 
     A machine whose speed drifts has then the same speeds for all of them, so that differences
@@ -189,9 +189,16 @@ def in_rounds(
         say(f"round {turn} of {repeats}" if turn else "warming up")
         for key, timer in timers.items():
             times[key].append(timer())
-    return {
-        key: (round(median(taken[1:])), round(pstdev(taken[1:]))) for key, taken in times.items()
-    }
+    return {key: taken[1:] for key, taken in times.items()}
+
+
+def point(times: Sequence[int]) -> Point:
+    return round(median(times)), round(pstdev(times))
+
+
+def in_rounds(timers: Mapping[Key, Timer], repeats: int) -> dict[Key, Point]:
+    """The points of `rounds`."""
+    return {key: point(times) for key, times in rounds(timers, repeats).items()}
 
 
 def in_pairs(

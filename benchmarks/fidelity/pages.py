@@ -32,7 +32,7 @@ INTRO = """# How far the simulator's word can be trusted
 Each scenario of `benchmarks/fidelity/` ran on real stage processes ({repeats} times) and was
 simulated once, with a profile of the machine that the same run of the suite measured first
 (`kvasir-rt profile`), scaled to the machine's speed before, between and after the real runs
-(`kvasir-rt profile --rescale`: two seconds of a few sizes, nothing of the scenario). An error is
+(a short ring that is none of the scenarios, run and simulated too: `speed.py`). An error is
 (predicted - measured) / measured, against the median of the real runs. Allowed is the bar
 (throughput 5 %, median TPOT 7 %, p90 TTFT 15 %), or twice the spread of the repeats (from least to
 most, over the median) where that is more. {met} of {count} scenarios meet all three.

@@ -19,7 +19,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.fidelity.suite import command, take_profile  # noqa: E402 - After the path.
+from benchmarks.fidelity.runs import command  # noqa: E402 - After the path.
+from benchmarks.fidelity.suite import take_profile  # noqa: E402
 from kvasir_rt.run_scenario import run_scenario  # noqa: E402
 from kvasir_rt.scenario_ring import fixed_ring, plan_layers, read_shape, ring_of  # noqa: E402
 from kvasir_scenario.load import load_scenario, load_text  # noqa: E402

