@@ -100,7 +100,8 @@ class Sampler:
 
 def run_once(root: Path, faster: int, delay_ms: int, say: Any) -> dict[str, Any]:
     """One loop; its figures."""
-    options = WorldOptions(model=MODEL, faster=faster, overlap=4)
+    log = ("--events", str(root / "ring.jsonl"))
+    options = WorldOptions(model=MODEL, faster=faster, overlap=4, serve=log)
     with world(root, options) as made, Sampler(made) as sampler:
         for number in range(WORKERS):
             made.start_worker(f"worker-{number}", *worker_options(delay_ms))

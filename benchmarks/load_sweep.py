@@ -6,7 +6,7 @@ Runs the golden input from 20 % to 230 % of capacity and draws verdict, busy sha
 side by side. Capacity is what the ring delivers of this input when all of it is there at once.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 from kvasir_scenario.report_schema import Report
@@ -62,7 +62,12 @@ def draw(loads: list[float], reports: list[Report], path: Path) -> None:
 
 
 def main() -> None:
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "img" / "load_sweep.png"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    default = ROOT / "docs" / "img" / "load_sweep.png"
+    parser.add_argument("png", type=Path, nargs="?", default=default, help="what to write")
+    path = parser.parse_args().png
     flood = report_at(0.001)
     capacity = flood.counts.finished / flood.elapsed_s
     requests = flood.counts.finished

@@ -25,3 +25,22 @@ def window_for(times: StageTimesMeasured, fillable: int) -> int:
     least = -(-(lap - longest // SMALL_GAP) // longest)
     most = -(-(lap + times.jitter - longest // TOLERANCE) // longest)
     return max(1, least, min(most, fillable))
+
+
+def overlapped(computed: int, parked: int, overlap: int) -> tuple[int, int]:
+    """Hold and time on the way of a micro-batch at a stage that holds several at once.
+
+    A stage that holds `overlap` at once lets one go every `max(computed, (computed + parked) /
+    overlap)`: that is its hold, and the rest is time on the way. So a window made of these grows
+    with the parked time as far as the overlap makes use of it, and no farther.
+
+    Args:
+        computed: What the stage computed for it.
+        parked: How long it waited for experts.
+        overlap: Most micro-batches in the stage's hands.
+
+    Returns:
+        Both in the unit of the arguments; their sum is that of `computed` and `parked`.
+    """
+    hold = max(computed, (computed + parked) // overlap)
+    return hold, computed + parked - hold

@@ -71,8 +71,8 @@ class Driver:
         self.ring = ring
         self.recorder: RingRecorder | None = None
         self.log: TextIO | None = None
-        is_overlapping = lines.crew.options.is_overlapping
-        self.meter = (OverlapLapMeter if is_overlapping else LapMeter)(ring.plan)
+        overlap = lines.crew.options.overlap
+        self.meter = OverlapLapMeter(ring.plan, overlap) if overlap else LapMeter(ring.plan)
         self.live: dict[RequestId, Live] = {}
         self.down_why = ""
         self.is_up = threading.Event()

@@ -105,6 +105,10 @@ class CrewOptions:
     restart_window_s: float = 60.0
 
     @property
-    def is_overlapping(self) -> bool:
-        """Stages hold several micro-batches at once, so that these may overtake each other."""
-        return isinstance(self.compute, wire.ModelSpec) and self.compute.experts is not None
+    def overlap(self) -> int:
+        """Most micro-batches that a stage holds at once, so that these may overtake each other.
+
+        0 for stages without experts elsewhere, which hold one.
+        """
+        experts = self.compute.experts if isinstance(self.compute, wire.ModelSpec) else None
+        return 0 if experts is None else experts.overlap

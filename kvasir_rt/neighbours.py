@@ -88,8 +88,9 @@ class Neighbours:
 
     def __exit__(self, *_: object) -> None:
         for worker in self._workers:
-            worker.kill()
-            worker.join()
+            if worker.pid is not None:  # Else it never started.
+                worker.kill()
+                worker.join()
 
     def beside(self, timers: Mapping[int, Timer], repeats: int) -> list[tuple[int, int, int]]:
         """By rows: how long alone, and how long while the neighbours compute (`in_pairs`).

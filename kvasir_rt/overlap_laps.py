@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from kvasir_core.plan import Plan
 from kvasir_core.units import Nanos
+from kvasir_core.window import overlapped
 from kvasir_rt.frames import SPENT, STAMPS
 from kvasir_rt.laps import Flight, LapMeter
 
@@ -48,10 +49,16 @@ class Departure(NamedTuple):
 
 
 class OverlapLapMeter(LapMeter):
-    """A `LapMeter` that is fed stretches."""
+    """A `LapMeter` that is fed stretches.
 
-    def __init__(self, plan: Plan) -> None:
+    Args:
+        plan: Of the ring.
+        overlap: Most micro-batches in a stage's hands.
+    """
+
+    def __init__(self, plan: Plan, overlap: int) -> None:
         super().__init__(plan)
+        self._overlap = overlap
         self._next = [0] * plan.stages  # Whose turn it is, by number.
         self._early: list[dict[int, Departure]] = [{} for _ in range(plan.stages)]
 
@@ -118,15 +125,16 @@ class OverlapLapMeter(LapMeter):
     def _note_work(
         self, submitted: int, returned: int, stamps: list[int], stretches: Sequence[Stretch]
     ) -> None:
-        """For the window: a hold is what a stage computes, waiting for experts is on the way."""
+        """For the window: `kvasir_core.window.overlapped` tells holds from time on the way."""
         sums, stages = self._sums, self._stages
         work = 0
         arrivals = [*stamps[STAMPS::STAMPS], returned]
         for stage, stretch in enumerate(stretches):
-            link = max(0, arrivals[stage] - stamps[STAMPS * stage + 3]) + stretch.parked_ns
-            sums[stage] += stretch.computed_ns
+            hold, parked = overlapped(stretch.computed_ns, stretch.parked_ns, self._overlap)
+            link = max(0, arrivals[stage] - stamps[STAMPS * stage + 3]) + parked
+            sums[stage] += hold
             sums[stages + stage] += link
-            work += stretch.computed_ns + link
+            work += hold + link
         sums[2 * stages] += max(0, stamps[0] - submitted)
         self._work.append(work)
 

@@ -124,7 +124,7 @@ class Switchboard:
         self._submitted: dict[int, int] = {}
         self._children: set[int] = set()  # Their pidfds.
         self._stamps_due = frames.STAMPS * self._plan.stages
-        self._spent_due = frames.SPENT * self._plan.stages * options.crew.is_overlapping
+        self._spent_due = frames.SPENT * self._plan.stages * bool(options.crew.overlap)
         self._poller = zmq.Poller()
         for source in (self._wake_fd, self._control.socket, self._results.socket):
             self._poller.register(source, zmq.POLLIN)

@@ -25,6 +25,7 @@ REPORT_BYTES_MAX = 64 << 20
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
 STATISTICS = ("p50", "p90", "p99")
 TIMES = ("busy_s", "blocked_s", "starved_s")
+OF_PLAN = ("row_width", "micro_batch_width", "boundary_bytes_max")
 JUDGED = ("output_tokens_per_s", "requests_per_s", *(f"{name}.p50" for name in LATENCIES))
 """What `--max-error` looks at: rates and medians; tails on few requests are luck."""
 
@@ -77,6 +78,21 @@ class Comparison:
             if error is not None
         ]
         return max(errors, key=lambda pair: pair[1], default=None)
+
+    @property
+    def notes(self) -> list[str]:
+        """What makes runs hard to compare: another plan, other layers, another load."""
+        base = self.runs[self.reference]
+        notes = []
+        for run in self.runs:
+            different = [
+                f"{name} {value}, not {other}"
+                for (name, value), (_, other) in zip(_terms(run), _terms(base), strict=True)
+                if value != other
+            ]
+            if different:
+                notes.append(f"{run.label} differs from {base.label}: {'; '.join(different)}")
+        return notes
 
 
 def read_run(directory: Path) -> ComparedRun:
@@ -141,6 +157,15 @@ def relative(value: float | None, base: float | None) -> float | None:
     return (value - base) / base if base else None
 
 
+def _terms(run: ComparedRun) -> list[tuple[str, object]]:
+    """What two runs should have in common; bytes of a boundary tell the type of numbers."""
+    report = run.report
+    terms: list[tuple[str, object]] = [(name, getattr(report.plan, name)) for name in OF_PLAN]
+    terms.append(("layers", [list(stage.layers) for stage in report.stages]))
+    terms.append(("requests offered", report.counts.offered))
+    return terms
+
+
 def _figures(report: Report) -> dict[str, tuple[float | None, str]]:
     """Every compared figure with its unit, in the report's order."""
     throughput = report.throughput
@@ -178,6 +203,7 @@ def comparison_document(comparison: Comparison) -> dict[str, object]:
             for run in comparison.runs
         ],
         "reference": comparison.reference,
+        "notes": comparison.notes,
         "figures": {
             row.name: {"unit": row.unit, "values": row.values, "errors": row.errors}
             for row in comparison.rows

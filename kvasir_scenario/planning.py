@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from kvasir_core.errors import PlanError
 from kvasir_core.plan import Plan, split_evenly
 from kvasir_core.units import nanos
+from kvasir_scenario.presets import ELEMENT_BYTES
 from kvasir_scenario.schema import Scenario
 from kvasir_scenario.schema_costs import FixedCosts, FixedTimes, fixed_times
 from kvasir_scenario.schema_ring import Stage
@@ -75,7 +76,7 @@ def plan_of(scenario: Scenario, planner: Planner | None = None) -> Plan:
             kv_block=ring.kv_block,
             credits=None if ring.credits == "unbounded" else ring.credits,
             hidden=scenario.model.hidden or 1,
-            element_bytes=scenario.model.element_bytes,
+            element_bytes=ELEMENT_BYTES[scenario.runtime.dtype or scenario.model.dtype],
             packer=scenario.policy.packer,
             chunked_prefill=scenario.policy.chunked_prefill,
             prefill_rows_max=scenario.policy.prefill_rows_max,

@@ -83,3 +83,5 @@ def _show(comparison: "Comparison") -> None:
                 cells.append("-" if error is None else f"{error:+.1%}")
         table.add_row(*cells)
     console.print(table)
+    for note in comparison.notes:
+        console.print(f"Note: {note}", markup=False)

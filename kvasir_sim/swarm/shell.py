@@ -20,6 +20,7 @@ from kvasir_core import (
     RingEvent,
     StageTimesMeasured,
 )
+from kvasir_core.window import overlapped
 from kvasir_scenario.recorder import Recorder
 from kvasir_sim.costs.base import CostModel
 from kvasir_sim.links import LinkCost
@@ -40,12 +41,7 @@ class Tokens(Protocol):
 
 
 class OverlapSampler(StageTimeSampler):
-    """As if each stage had held its micro-batches one by one and passed them on.
-
-    A stage that holds `overlap` at once lets one go every `max(computed, (computed + parked) /
-    overlap)`: that is its hold, and the rest of the time is time on the way. So the window grows
-    with the parked time as far as the overlap makes use of it, and no farther.
-    """
+    """As if each stage had held its micro-batches one by one (`kvasir_core.window.overlapped`)."""
 
     def __init__(self, plan: Plan, turnaround_ns: int, overlap: int) -> None:
         super().__init__(plan, turnaround_ns)
@@ -58,9 +54,9 @@ class OverlapSampler(StageTimeSampler):
             zip(flight.computed, flight.parked, strict=True)
         ):
             start, sent = stamps[STAMPS * stage + 1], stamps[STAMPS * stage + 3]
-            hold = max(computed, (computed + parked) // self._overlap)
+            hold, on_the_way = overlapped(computed, parked, self._overlap)
             stamps[STAMPS * stage + 2] = start + hold
-            stamps[STAMPS * stage + 3] = sent - (computed + parked - hold)
+            stamps[STAMPS * stage + 3] = sent - on_the_way
         self._every = 1  # Far workers make few laps, and change what they take at once.
         return self.lap(stamps, returned_ns)
 

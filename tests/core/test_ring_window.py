@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir_core import IllegalEvent, Nanos, Ring, StageTimesMeasured
-from kvasir_core.window import window_for
+from kvasir_core.window import overlapped, window_for
 from tests.core.stories import arrivals, lap, launches, measured, plan_of, ring_of, tell
 
 MS = 1_000_000
@@ -139,3 +139,14 @@ def test_measurements_of_another_ring_or_below_zero_are_illegal(event: StageTime
     with pytest.raises(IllegalEvent):
         ring.handle(event, Nanos(1))
     assert ring.statistics().window == 1
+
+
+@given(computed=st.integers(0, 10**9), parked=st.integers(0, 10**9), overlap=st.integers(1, 64))
+def test_a_stage_that_holds_several_lets_one_go_as_often_as_it_can(
+    computed: int, parked: int, overlap: int
+) -> None:
+    hold, on_the_way = overlapped(computed, parked, overlap)
+    assert hold + on_the_way == computed + parked
+    assert hold >= computed
+    assert hold * overlap + overlap > computed + parked  # No more than `overlap` in its hands...
+    assert hold == computed or hold * overlap <= computed + parked  # ...and no fewer.

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvasir_core.units import Epoch, MicroBatchId, RequestId
+from kvasir_core.window import window_for
 from kvasir_rt import wire
 from kvasir_rt.frames import SPENT, STAMPS
 from kvasir_rt.handover import Free, Handover, Outgoing, Quit, QuitCause, Reset, Work
-from kvasir_rt.laps import Flight
+from kvasir_rt.laps import REPORT_LAPS, Flight
 from kvasir_rt.overlap import OverlapDesk
 from kvasir_rt.overlap_laps import OverlapLapMeter, Stretch, stretches_of
 from tests.rt.batches import micro_batch
@@ -301,17 +302,17 @@ def test_every_nanosecond_between_two_departures_is_told_once() -> None:
 
 
 def lap_returned(
-    meter: OverlapLapMeter, id_: int, sent: list[int], stretches: list[Stretch]
+    meter: OverlapLapMeter, id_: int, sent: list[int], stretches: list[Stretch], submitted: int = 0
 ) -> list[tuple[int, str, int, int, int]]:
     batch = micro_batch([(id_, 5)])._replace(id=MicroBatchId(id_))
     stamps = [0] * STAMPS * len(sent)
     for index, at in enumerate(sent):
         stamps[STAMPS * index : STAMPS * (index + 1)] = [at, at, at, at]
-    return meter.take(Flight(batch, 0, 0), max(sent), stamps, stretches)
+    return meter.take(Flight(batch, 0, submitted), max(sent), stamps, stretches)
 
 
 def test_laps_that_return_out_of_order_are_accounted_in_the_order_of_departure() -> None:
-    meter = OverlapLapMeter(plan_of(2))
+    meter = OverlapLapMeter(plan_of(2), 16)
     one = [Stretch(0, 10, 0, 4, 3, 4, 3), Stretch(1, 60, 0, 5, 0, 5, 0)]
     two = [Stretch(1, 20, 0, 5, 5, 5, 9), Stretch(0, 40, 0, 9, 1, 9, 1)]
     told = lap_returned(meter, 0, [20, 70], one)
@@ -330,7 +331,7 @@ def test_laps_that_return_out_of_order_are_accounted_in_the_order_of_departure()
 
 
 def test_a_lost_departure_leaves_a_gap_and_no_contradiction() -> None:
-    meter = OverlapLapMeter(plan_of(2))
+    meter = OverlapLapMeter(plan_of(2), 16)
     stretches = [Stretch(1, 20, 0, 5, 5, 5, 9), Stretch(0, 40, 0, 9, 1, 9, 1)]
     lap_returned(meter, 1, [35, 55], stretches)
     told = meter.begin_epoch()
@@ -346,7 +347,7 @@ def test_whatever_the_order_of_return_the_three_times_are_the_elapsed_time(
 ) -> None:
     count = data.draw(st.integers(1, 12))
     small = st.integers(0, 9)
-    meter = OverlapLapMeter(plan_of(2))
+    meter = OverlapLapMeter(plan_of(2), 16)
     chains: list[list[tuple[Stretch, int]]] = []
     for _ in range(2):
         at, chain = 0, []
@@ -381,22 +382,27 @@ def test_what_travelled_comes_out_on_the_engines_clock() -> None:
     ]
 
 
-def test_a_window_grows_with_the_time_for_which_micro_batches_are_parked() -> None:
-    from kvasir_core.window import window_for
-    from kvasir_rt.laps import REPORT_LAPS
-
-    windows = []
-    for parked in (0, 400):
-        meter = OverlapLapMeter(plan_of(2))
-        for lap in range(REPORT_LAPS):
-            at = 1000 * lap
-            stretches = [Stretch(lap, at + 100 * k, 0, 100, 0, 100, parked) for k in range(2)]
-            lap_returned(meter, lap, [at + 100, at + 200], stretches)
-        measured = meter.measured()
-        assert measured is not None
-        windows.append(window_for(measured, fillable=100))
-    assert windows[0] < windows[1]
-    assert windows[1] >= 10  # Two stages of 100 computed and 400 parked.
+@pytest.mark.parametrize(
+    ("overlap", "parked", "window"),
+    [
+        (1, 0, 2),  # A plain ring of two stages.
+        (1, 400, 2),  # Blocking: each holds its one micro-batch for 500.
+        (2, 400, 4),  # Two in each stage's hands,
+        (4, 400, 8),
+        (16, 400, 10),  # and no more than hide the wait: a lap of 1,000 over a hold of 100.
+    ],
+)
+def test_a_window_grows_with_the_parked_time_as_far_as_the_overlap_uses_it(
+    overlap: int, parked: int, window: int
+) -> None:
+    meter = OverlapLapMeter(plan_of(2), overlap)
+    for lap in range(REPORT_LAPS):
+        at = 1000 * lap
+        stretches = [Stretch(lap, at + 100 * k, 0, 100, 0, 100, parked) for k in range(2)]
+        lap_returned(meter, lap, [at, at], stretches, submitted=at)
+    measured = meter.measured()
+    assert measured is not None
+    assert window_for(measured, fillable=100) == window
 
 
 @pytest.mark.parametrize("length", [1, SPENT - 1, SPENT + 1])

@@ -49,6 +49,19 @@ def test_a_run_equals_itself(two_runs: tuple[Path, Path]) -> None:
     assert {row.errors[1] for row in comparison.rows} <= {0.0, None}
 
 
+def test_runs_of_different_plans_and_loads_are_told_apart(
+    two_runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = ["workload.requests=81", "what_if={}", "runtime.dtype=float32", "ring.row_width=64"]
+    run(shipped("saturated", other), tmp_path / "other")
+    comparison = compare([read_run(path) for path in (*two_runs, tmp_path / "other")])
+    (note,) = comparison.notes
+    for difference in ("row_width 64, not ", "boundary_bytes_max", "requests offered 81, not 80"):
+        assert difference in note
+    main(["compare", str(two_runs[0]), str(tmp_path / "other")])
+    assert "Note: other (simulated) differs from base (simulated)" in capsys.readouterr().out
+
+
 def test_max_error_decides_the_exit_code(
     two_runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
