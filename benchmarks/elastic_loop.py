@@ -44,6 +44,7 @@ MODEL = TinyModel(architecture="qwen3moe", layers=8, experts=16, experts_used=4)
 STEADY_S = 15.0  # The swarm serves for so long.
 LOCAL_S = 3.5  # Before the market answers to load: as long for "before" as for "after".
 WARM_S = 1.0
+REST_S = 3.0  # Everybody is there and nobody asks for anything: what polling costs.
 SAMPLE_S = 0.2
 RISE_S, FADE_S = 120.0, 240.0
 TELL = (
@@ -54,12 +55,13 @@ TELL = (
 
 
 class Sampler:
-    """The bridge's count of tokens, over time."""
+    """The bridge's count of tokens and the machine's busy cores, over time."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._stop = threading.Event()
         self._samples: list[tuple[int, dict[str, Any]]] = []
+        self._cpu_s: list[float] = []  # At each sample: of all processes, since the machine began.
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Self:
@@ -73,14 +75,16 @@ class Sampler:
     def _run(self) -> None:
         while not self._stop.wait(SAMPLE_S):
             ring = self._world.ring()
+            self._cpu_s.append(cpu_seconds())
             self._samples.append((time.monotonic_ns(), ring))
 
     def between(self, begin_ns: int, end_ns: int) -> dict[str, Any]:
         """What the ring did between two moments; empty where there are no two samples."""
-        inside = [sample for sample in self._samples if begin_ns <= sample[0] <= end_ns]
-        if len(inside) < 2:
+        places = [k for k, (at, _) in enumerate(self._samples) if begin_ns <= at <= end_ns]
+        if len(places) < 2:
             return {}
-        (began, before), (ended, after) = inside[0], inside[-1]
+        (began, before), (ended, after) = (self._samples[places[end]] for end in (0, -1))
+        cpu_s = self._cpu_s[places[-1]] - self._cpu_s[places[0]]
         seconds = (ended - began) / 1e9
         stages = []
         for old, new in zip(before["stages"], after["stages"], strict=True):
@@ -95,7 +99,7 @@ class Sampler:
             )
         tokens = after["output_tokens"] - before["output_tokens"]
         return {"tokens_per_s": tokens / seconds, "stages": stages, "lap_s": after["lap_s"]["p50"],
-                "begin_ns": began, "end_ns": ended}  # fmt: skip
+                "cores_busy": cpu_s / seconds, "begin_ns": began, "end_ns": ended}  # fmt: skip
 
 
 def run_once(root: Path, faster: int, delay_ms: int, say: Any) -> dict[str, Any]:
@@ -106,6 +110,8 @@ def run_once(root: Path, faster: int, delay_ms: int, say: Any) -> dict[str, Any]
         for number in range(WORKERS):
             made.start_worker(f"worker-{number}", *worker_options(delay_ms))
         until("idle workers ask", lambda: _states(made) == ["idle"] * WORKERS)
+        rest_ns = time.monotonic_ns()
+        time.sleep(REST_S)
         zero_ns = time.monotonic_ns()
         with Load(made, CLIENTS, TOKENS) as load:
             until("all slices are served", lambda: _is_covered(made), RISE_S)
@@ -129,21 +135,32 @@ def run_once(root: Path, faster: int, delay_ms: int, say: Any) -> dict[str, Any]
     comes = first(moments, "covers", zero_ns)
     assert comes is not None
     measured: dict[str, Any] = {
+        "rest": sampler.between(rest_ns, zero_ns),
         "before": sampler.between(zero_ns + warm_ns, comes.at_ns),
         "during": sampler.between(gone_ns - int(STEADY_S * 1e9) + 2 * warm_ns, gone_ns),
         "after": sampler.between(again_ns + warm_ns, over_ns),
     }
     found = figures([m for m in moments if zero_ns <= m.at_ns < again_ns], zero_ns, gone_ns)
-    found |= {f"tokens_per_s_{when}": part.get("tokens_per_s") for when, part in measured.items()}
+    found |= {
+        f"tokens_per_s_{when}": measured[when].get("tokens_per_s")
+        for when in ("before", "during", "after")
+    }
     found |= {
         "contraction_s": fade_s,
         "blocked_by_experts_s": sum(parked),
         "is_replay_identical": _is_identical(made.events),
     }
     measured |= {"figures": found, "load_s": (gone_ns - zero_ns) / 1e9, "faster": faster,
-                 "delay_ms": delay_ms}  # fmt: skip
+                 "delay_ms": delay_ms, "zero_ns": zero_ns,
+                 "cores": len(os.sched_getaffinity(0))}  # fmt: skip
     (root / "measured.json").write_text(json.dumps(measured) + "\n")
     return found
+
+
+def cpu_seconds() -> float:
+    """Processor time of this machine's processes so far: user, nice, system, interrupts."""
+    names = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    return sum(int(names[place]) for place in (1, 2, 3, 6, 7)) / os.sysconf("SC_CLK_TCK")
 
 
 def worker_options(delay_ms: int) -> list[str]:

@@ -1,12 +1,18 @@
 """The simulator, given what elastic loops measured, predicts them.
 
     .venv/bin/python benchmarks/elastic_loop.py --repeats 5 --out DIR
-    .venv/bin/python benchmarks/elastic_predict.py DIR [--json]
+    .venv/bin/python benchmarks/elastic_loop.py --repeats 3 --delay-ms 100 --out ROOMY
+    .venv/bin/python benchmarks/elastic_predict.py DIR [--roomy ROOMY] [--json]
 
 Of each run rates and delays are taken: what a stage computes per micro-batch with its experts here
-and elsewhere, what a pair costs, an expert call's round trip, a slice's download. The same policy,
-plan and load are then simulated, with several seeds, since who polls when is chance on both sides.
-Printed are medians of both, and how far the prediction is off.
+and elsewhere, what a pair costs, hops and the bridge's turnaround, an expert call's round trip and
+how much it varies, a slice's download. The same policy, plan and load are then simulated, with
+several seeds, since who polls when is chance on both sides. Printed are medians of both, and how
+far the prediction is off.
+
+In a simulation every stage and every worker has a core of its own. Where all of them share this
+machine's, no rate is above its cores over the processor time of a token (the utilisation law).
+That time is taken from `--roomy`: runs in which workers answer so late that cores are idle.
 """
 
 import argparse
@@ -16,7 +22,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean, median, pstdev
 from typing import Any
 
 import yaml
@@ -52,6 +58,7 @@ class Calls:
 
     pair_s: float  # Of one routed pair, computed by the stage.
     trip_s: float  # From sending one layer's rows to having the sums.
+    spread_s: float  # Standard deviation of that.
     pairs: float  # Of one call.
 
 
@@ -81,6 +88,7 @@ def measure_calls(events: Path, begin_ns: int, end_ns: int) -> Calls:
     return Calls(
         pair_s=local_ns / max(1, local_pairs) / NANOS_PER_SECOND,
         trip_s=mean(trips) / NANOS_PER_SECOND,
+        spread_s=pstdev(trips) / NANOS_PER_SECOND,
         pairs=mean(sizes),
     )
 
@@ -92,6 +100,21 @@ def download_s(moments: list[Moment]) -> float:
         m.at_ns - assigned[m.detail] for m in moments if m.kind == "covers" and m.detail in assigned
     ]
     return mean(times) / NANOS_PER_SECOND
+
+
+def hops_of(folder: Path, measured: dict[str, Any]) -> tuple[list[float], float]:
+    """Seconds on the way after each stage, and of the bridge's turnaround, before help came.
+
+    The ring's log begins its time with the engine: its first request is the load's first.
+    """
+    lines = (folder / "ring.jsonl").read_text(encoding="utf-8").splitlines()
+    events = [json.loads(line) for line in lines]
+    first = next(event[0] for event in events if event[1] == "RequestArrived")
+    shift = first - measured["zero_ns"]
+    begin, end = (measured["before"][name] + shift for name in ("begin_ns", "end_ns"))
+    inside = [e for e in events if e[1] == "StageTimesMeasured" and begin <= e[0] <= end]
+    links = [mean(times) / NANOS_PER_SECOND for times in zip(*(e[3] for e in inside), strict=True)]
+    return links, mean(event[4] for event in inside) / NANOS_PER_SECOND
 
 
 def scenario_of(folder: Path) -> dict[str, Any]:
@@ -109,13 +132,17 @@ def scenario_of(folder: Path) -> dict[str, Any]:
         stages.append({"layers": layers, "pass_s": rest_s})
         call_s.append(max(0.0, there["busy_s"] - rest_s) / layers)
     worker_s = min(calls.pairs * calls.pair_s, calls.trip_s)
+    jitter_s = min(calls.spread_s, calls.trip_s - worker_s)  # Exponential: its mean is its spread.
+    (link_s, return_s), turnaround_s = hops_of(folder, measured)
     return {
         "name": "elastic",
         "model": {"layers": MODEL.layers, "context": MODEL.context, "experts": MODEL.experts,
                   "experts_used": MODEL.experts_used},
         "devices": {},
         "ring": {"stages": stages, "row_width": 128, "micro_batch_width": 8, "window": "auto",
-                 "window_max": (OVERLAP + 2) * STAGES, "running_max": 32, "kv_tokens": 16000},
+                 "window_max": (OVERLAP + 2) * STAGES, "running_max": 32, "kv_tokens": 16000,
+                 "link": {"latency_s": link_s},
+                 "return_link": {"latency_s": return_s + turnaround_s}},
         "costs": {"kind": "fixed"},
         "workload": {"kind": "closed", "users": CLIENTS, "prompt_tokens": PROMPT_TOKENS,
                      "output_tokens": TOKENS, "duration_s": measured["load_s"]},
@@ -129,7 +156,8 @@ def scenario_of(folder: Path) -> dict[str, Any]:
                 {
                     "name": "worker", "count": WORKERS, "experts_max": EXPERTS_MAX,
                     "per_expert_s": max(1e-7, worker_s / calls.pairs),
-                    "link": {"latency_s": (calls.trip_s - worker_s) / 2},
+                    "link": {"latency_s": (calls.trip_s - worker_s - jitter_s) / 2},
+                    "jitter_s": jitter_s,
                     "download_bytes_per_s": SLICE_BYTES / download_s(moments_of(folder / "events")),
                     "arrival_s": {"uniform": [0, policy.volunteer_period_ns / NANOS_PER_SECOND]},
                 }
@@ -203,18 +231,51 @@ def measured_of(folder: Path) -> dict[str, Any]:
     return given
 
 
+def runs_in(folder: Path) -> list[Path]:
+    return sorted(path.parent for path in folder.glob("*/measured.json"))
+
+
+def token_cpu_s(folders: list[Path]) -> float:
+    """Processor time of one token with all experts elsewhere, of all processes; the median."""
+    times: list[float] = []
+    for folder in folders:
+        measured = json.loads((folder / "measured.json").read_text())
+        during = measured["during"]
+        busy = during["cores_busy"] - measured["rest"]["cores_busy"]
+        times.append(busy / during["tokens_per_s"])
+    return median(times)
+
+
+def bounded(predicted: dict[str, float | None], folder: Path, cpu_s: float) -> None:
+    """No more tokens a second than this machine's cores compute."""
+    measured = json.loads((folder / "measured.json").read_text())
+    rate = predicted["tokens_per_s_during"]
+    bound = (measured["cores"] - measured["rest"]["cores_busy"]) / cpu_s
+    if rate is not None:
+        print(f"{folder.name}: {rate:.1f} tokens/s, on as many cores as there are parts; these "
+              f"bound it at {bound:.1f}", file=sys.stderr)  # fmt: skip
+        predicted["tokens_per_s_during"] = min(rate, bound)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("runs", type=Path, help="what elastic_loop.py --out wrote")
+    parser.add_argument("--roomy", type=Path, help="the same with --delay-ms 100")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    folders = sorted(path.parent for path in given.runs.glob("*/measured.json"))
-    if not folders:
-        parser.error(f"{given.runs} holds no run of elastic_loop.py")
+    folders = runs_in(given.runs)
+    roomy = runs_in(given.roomy) if given.roomy is not None else []
+    for path, found in ((given.runs, folders), (given.roomy, roomy)):
+        if path is not None and not found:
+            parser.error(f"{path} holds no run of elastic_loop.py")
     runs = []
     for folder in folders:
-        scenario = scenario_of(folder)
-        runs.append((measured_of(folder), predict(scenario)))
+        predicted = predict(scenario_of(folder))
+        if roomy:
+            bounded(predicted, folder, token_cpu_s(roomy))
+        runs.append((measured_of(folder), predicted))
         print(f"{folder.name}: simulated {SEEDS} times", file=sys.stderr)
     result: dict[str, Any] = {}
     for name in COMPARED:
