@@ -95,10 +95,13 @@ def measure_calls(events: Path, begin_ns: int, end_ns: int) -> Calls:
 
 def download_s(moments: list[Moment]) -> float:
     """From assignment to coverage, the mean."""
-    assigned = {m.detail: m.at_ns for m in reversed(moments) if m.kind == "assigned"}
-    times = [
-        m.at_ns - assigned[m.detail] for m in moments if m.kind == "covers" and m.detail in assigned
-    ]
+    assigned: dict[str, int] = {}
+    times = []
+    for moment in moments:
+        if moment.kind == "assigned":
+            assigned[moment.detail] = moment.at_ns
+        elif moment.kind == "covers" and moment.detail in assigned:
+            times.append(moment.at_ns - assigned.pop(moment.detail))
     return mean(times) / NANOS_PER_SECOND
 
 
