@@ -20,8 +20,9 @@ WORKERS_INTRO = """
 ## With real expert workers
 
 `python benchmarks/fidelity/workers.py --out runs/fidelity/workers.json`: what a run with near
-workers measures foretells runs whose workers answer 20 ms late, for stages that hold one
-micro-batch at a time and eight.
+workers and blocking stages measures foretells runs whose workers answer 20 ms late, for stages that
+hold one micro-batch at a time and eight. All share two cores: no rate is foretold above these over
+the processor time of a token.
 
 | scenario | predicted, tokens/s | measured, tokens/s | error |
 |---|---|---|---|
