@@ -140,7 +140,8 @@ def exchanges(
         inside = bisect_left(places, start + count) - bisect_left(places, start)
         return inside, -abs(start - places[0])
 
-    start = max(range(slots - count + 1), key=kept)
+    starts = [start for at in places for start in (at, at - count + 1)]  # One of them at an end.
+    start = max((start for start in starts if 0 <= start <= slots - count), key=kept)
     outside = [at for at in places if not start <= at < start + count and at not in fixed]
     inside = [at for at in range(start, start + count) if at not in mine and at not in fixed]
     pairs, budget = [], MOVED_ROWS_MAX
