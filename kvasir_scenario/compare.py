@@ -43,10 +43,22 @@ class ComparedRun:
         return f"{self.directory.name} ({self.report.mode})"
 
     def requests(self) -> "pd.DataFrame":
-        """The run's requests by id."""
+        """The run's requests by id.
+
+        Raises:
+            ScenarioError: The table is missing or damaged.
+        """
         import pandas as pd
 
-        return pd.read_parquet(self.directory / "requests.parquet").set_index("request_id")
+        path = self.directory / "requests.parquet"
+        try:
+            table = pd.read_parquet(path, columns=["request_id", *LATENCIES])
+        except FileNotFoundError:
+            raise ScenarioError(f"{path}: is missing; run the scenario again") from None
+        except (OSError, ValueError) as error:  # Arrow's own are among them.
+            reason = str(error).splitlines()[0][:200]
+            raise ScenarioError(f"{path}: is no table of a run: {reason}; run again") from None
+        return table.set_index("request_id")
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,8 @@ class RequestLedger:
         """Sum over requests of their time in the system, unfinished ones censored at `end_ns`."""
         slots = self.offered
         ended = self.ended[slots]
-        return int((np.where(ended >= 0, ended, end_ns) - self.arrival[slots]).sum())
+        times = np.where(ended >= 0, ended, end_ns) - self.arrival[slots]
+        return (int((times >> 32).sum()) << 32) + int((times & 0xFFFFFFFF).sum())  # Any size.
 
     def queue(self, end_ns: int) -> QueueFacts:
         """How the waiting queue did between the first and the last arrival after the warm-up.

@@ -103,10 +103,10 @@ def prepare_run_dir(path: Path) -> Path:
 
 @contextmanager
 def nothing_of_a_stopped_run(path: Path | None) -> Iterator[None]:
-    """A run that was stopped, or found no room, leaves nothing; an empty directory goes too."""
+    """A run that was stopped, refused or found no room leaves nothing; an empty folder goes too."""
     try:
         yield
-    except (KeyboardInterrupt, OutputError):
+    except (KeyboardInterrupt, OutputError, ScenarioError):
         if path is not None:
             with suppress(OSError):
                 _remove_run(path)

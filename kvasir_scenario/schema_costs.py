@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, model_validator
 
 from kvasir_scenario.schema_ring import Stage
-from kvasir_scenario.schema_types import Factor, PathText, PositiveShare, Seconds, Section
+from kvasir_scenario.schema_types import Factor, Hold, PathText, PositiveShare, Section
 
 _Multiple = Annotated[int, Field(ge=1, le=1 << 16)]
 
@@ -15,9 +15,9 @@ class FixedCosts(Section):
     """`pass_s + pass_s_per_layer * layers + per_token_s * rows`; stages may have their own."""
 
     kind: Literal["fixed"]
-    pass_s: Seconds = 1.0
-    per_token_s: Seconds = 0.0
-    pass_s_per_layer: Seconds = 0.0
+    pass_s: Hold = 1.0
+    per_token_s: Hold = 0.0
+    pass_s_per_layer: Hold = 0.0
     """Seconds more for each layer of the stage; with it `pass_s` is 0 unless given."""
 
     @model_validator(mode="before")

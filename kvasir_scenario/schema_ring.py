@@ -9,9 +9,9 @@ from kvasir_scenario.schema_model import LAYERS_MAX
 from kvasir_scenario.schema_types import (
     AsTuple,
     Count,
+    Hold,
     Name,
     Rate,
-    Seconds,
     Section,
     broken,
     choose,
@@ -55,11 +55,11 @@ class Stage(Section):
     """A count, [start, stop), or auto (the planner decides); without it as `ring.layers` says."""
     device: Name | None = None
     """Name of an entry of `devices`; without it `ring.device`."""
-    pass_s: Seconds | None = None
+    pass_s: Hold | None = None
     """Costs `fixed`: seconds a micro-batch takes here; without it `costs.pass_s`."""
-    pass_s_per_layer: Seconds | None = None
+    pass_s_per_layer: Hold | None = None
     """Costs `fixed`: seconds more for each layer; with it the pass alone is 0 unless given."""
-    per_token_s: Seconds | None = None
+    per_token_s: Hold | None = None
     """Costs `fixed`: seconds more for each row; without it `costs.per_token_s`."""
 
     @model_validator(mode="after")
@@ -91,7 +91,7 @@ def _listed(kv_tokens: int | tuple[int, ...] | str) -> tuple[int, ...]:
 class Link(Section):
     """A hop between neighbours: latency is pipelined, bytes over bandwidth queue on the link."""
 
-    latency_s: Seconds = 0.0
+    latency_s: Hold = 0.0
     bandwidth_bytes_per_s: Rate | None = None
     """null: bytes take no time."""
     occupies_sender: bool = False

@@ -21,6 +21,7 @@ from pydantic_core import PydanticCustomError
 
 COUNT_MAX = 1_000_000_000  # Requests, tokens, bytes of width: far above use, far below overflow.
 SECONDS_MAX = 1e9  # 31 years; as nanoseconds this still fits 63 bits nine times over.
+HOLD_S_MAX = 1e6  # Eleven days for one pass or one hop: beyond it a unit is mistaken.
 RATE_MAX = 1e18  # FLOP/s, bytes/s: a thousand times the largest device.
 PRICE_MAX = 1e6  # US dollars per hour of one device.
 BYTES_MAX = 10**15  # A petabyte; still exact as a double.
@@ -40,8 +41,9 @@ CountOrZero = Annotated[int, Field(ge=0, le=COUNT_MAX), Whole]
 Bytes = Annotated[int, Field(ge=1, le=BYTES_MAX), Whole]
 Seconds = Annotated[float, Field(ge=0, le=SECONDS_MAX)]
 PositiveSeconds = Annotated[float, Field(gt=0, le=SECONDS_MAX)]
+Hold = Annotated[float, Field(ge=0, le=HOLD_S_MAX)]
 Price = Annotated[float, Field(ge=0, le=PRICE_MAX)]
-Rate = Annotated[float, Field(gt=0, le=RATE_MAX)]
+Rate = Annotated[float, Field(ge=1, le=RATE_MAX)]
 Factor = Annotated[float, Field(gt=0, le=1e6)]
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]

@@ -15,7 +15,7 @@ from kvasir_scenario.schema import Scenario
 from kvasir_scenario.variants import variants_of
 from kvasir_sim.planner import auto_layers
 from kvasir_sim.processes import process_pool
-from kvasir_sim.simulate import Progress, simulate
+from kvasir_sim.simulate import Inputs, Progress, simulate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,6 +106,7 @@ def run(
     elif overrides or seed is not None:
         raise ValueError("overrides and seed go with a scenario file, not with a loaded scenario")
     variants = variants_of(scenario)
+    inputs = Inputs.of(scenario)  # What is refused costs no earlier run.
     directory = None if out is None else prepare_run_dir(Path(out))
     if processes is None:
         processes = min(len(variants), max(0, (os.cpu_count() or 1) - 1))
@@ -114,10 +115,14 @@ def run(
         if processes and variants:
             pool = stack.enter_context(process_pool(processes))
             later = [pool.submit(simulate, variant) for _, variant in variants]
-            report = simulate(scenario, directory, csv=csv, events=events, progress=progress)
+            report = simulate(
+                scenario, directory, inputs, csv=csv, events=events, progress=progress
+            )
             reports = [future.result() for future in later]
         else:
-            report = simulate(scenario, directory, csv=csv, events=events, progress=progress)
+            report = simulate(
+                scenario, directory, inputs, csv=csv, events=events, progress=progress
+            )
             reports = [simulate(variant) for _, variant in variants]
         parts = [
             Variant(name=name, report=part)

@@ -3,11 +3,11 @@
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TextIO
+from typing import Self, TextIO
 
-from kvasir_core import Nanos, Ring, TimePassed, nanos
+from kvasir_core import Nanos, Plan, Ring, ScenarioError, TimePassed, nanos
 from kvasir_scenario.planning import plan_of
 from kvasir_scenario.recorder import Recorder
 from kvasir_scenario.report import Labels
@@ -15,11 +15,12 @@ from kvasir_scenario.report_schema import Report
 from kvasir_scenario.run_dir import named_output
 from kvasir_scenario.schema import Scenario
 from kvasir_scenario.schema_faults import RING_FAULTS
-from kvasir_scenario.workload import ClosedLoop, build_workload
+from kvasir_scenario.workload import ClosedLoop, Requests, WorkloadFacts, build_workload
 from kvasir_sim.arrivals import ClosedUsers, OpenLoop
 from kvasir_sim.costs import build_costs
+from kvasir_sim.costs.base import CostModel
 from kvasir_sim.faults import RingFaults
-from kvasir_sim.links import build_links
+from kvasir_sim.links import LinkCost, build_links
 from kvasir_sim.pipeline import Clock
 from kvasir_sim.planner import auto_layers
 from kvasir_sim.prefix_cache import cached_tokens
@@ -29,6 +30,7 @@ from kvasir_sim.swarm.run import SwarmRun
 Progress = Callable[[int, int], None]
 """Called now and then with (virtual nanoseconds, requests ended)."""
 
+TIME_MAX_NS = 10**18  # Times of a lap beyond it would no longer fit the tables.
 NEW_OBJECTS_MAX = 500_000  # Between collections: some 50 MB, if all of them were garbage.
 
 
@@ -43,24 +45,48 @@ def rare_collections() -> Iterator[None]:
         gc.set_threshold(*thresholds)
 
 
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a scenario names, read and checked; a run uses it up."""
+
+    plan: Plan
+    costs: CostModel
+    workload: Requests | ClosedLoop
+    facts: WorkloadFacts
+    links: list[LinkCost]
+
+    @classmethod
+    def of(cls, scenario: Scenario) -> Self:
+        """Read them.
+
+        Raises:
+            ScenarioError: A trace, cost table or plan is wrong.
+        """
+        plan = plan_of(scenario, auto_layers)
+        costs = build_costs(scenario, plan)
+        workload, facts = build_workload(scenario)
+        return cls(plan, costs, workload, facts, build_links(scenario, plan))
+
+
 class Simulation:
-    """A run that is ready to start: the plan is made, costs and workload are loaded."""
+    """A run that is ready to start."""
 
     def __init__(
         self,
         scenario: Scenario,
         out: Path | None,
         *,
+        inputs: Inputs | None = None,
         csv: bool = False,
         log: TextIO | None = None,
         swarm_logs: tuple[TextIO, TextIO] | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._scenario = scenario
-        plan = plan_of(scenario, auto_layers)
-        self._costs = costs = build_costs(scenario, plan)
-        self._workload, self._facts = build_workload(scenario)
-        links, env = build_links(scenario, plan), Clock()
+        inputs = Inputs.of(scenario) if inputs is None else inputs
+        plan, links, env = inputs.plan, inputs.links, Clock()
+        self._costs = costs = inputs.costs
+        self._workload, self._facts = inputs.workload, inputs.facts
         self.swarm = SwarmRun(env, scenario, plan, costs, swarm_logs) if scenario.experts else None
         predict = costs.predict if self.swarm is None else self.swarm.predict
         self._ring = ring = Ring(plan, predict=predict if plan.packer == "cohort" else None)
@@ -127,7 +153,13 @@ class Simulation:
         if self.swarm is not None:
             return self.swarm.drive(horizon)
         if horizon is None:
-            env.run()
+            env.run(until=TIME_MAX_NS)
+            if not shell.is_over() and env.peek() < float("inf"):
+                raise ScenarioError(
+                    f"{scenario.name}: the simulated time passed {TIME_MAX_NS / 1e9:g} seconds (31 "
+                    "years) and requests were left: a cost, a link or a fault is in another unit "
+                    "than meant; or give `run.horizon_s`"
+                )
             assert shell.is_over(), "the ring is stuck: requests live, and nothing will happen"
             return shell.last_end
         env.run(until=horizon + 1)  # SimPy leaves out what happens at the very end; we do not.
@@ -144,6 +176,7 @@ def prepare(scenario: Scenario, out: Path | None) -> Simulation:
 def simulate(
     scenario: Scenario,
     out: Path | None = None,
+    inputs: Inputs | None = None,
     *,
     csv: bool = False,
     events: bool = False,
@@ -154,6 +187,7 @@ def simulate(
     Args:
         scenario: A valid scenario; its variants are not run here.
         out: A prepared run directory for the tables; None writes nothing.
+        inputs: The scenario's, if they have been read already.
         csv: Write each table as CSV too.
         events: Write the ring's event log, `events.jsonl`, and those of coordinator and hub.
         progress: See `Progress`.
@@ -174,8 +208,9 @@ def simulate(
                 )
                 swarm_logs = coordinator, hub
         return Simulation(
-            scenario, out, csv=csv, log=log, swarm_logs=swarm_logs, progress=progress
-        ).run()
+            scenario, out, inputs=inputs, csv=csv, log=log, swarm_logs=swarm_logs,
+            progress=progress,
+        ).run()  # fmt: skip
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 from collections import deque
@@ -161,10 +162,15 @@ class LocalPool:
                 self._bury(worker)
 
     def _start(self) -> None:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "kvasir_sim.sweep.worker"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment(),
-        )  # fmt: skip
+        # Ctrl-C goes to all; a worker inherits that it is not for it, before it can say so itself.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "kvasir_sim.sweep.worker"],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment(),
+            )  # fmt: skip
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         worker = _Worker(process)
         self._workers.append(worker)
         self._selector.register(worker.output, selectors.EVENT_READ, worker)

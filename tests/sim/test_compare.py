@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,6 +95,28 @@ def test_a_scatter_replaces_an_earlier_one_and_nothing_else(
         assert why in said.err
     assert (tmp_path / "photo.png").read_bytes() == b"\x89PNG\r\n of my cat"
     assert not (tmp_path / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize("damage", ["gone", "junk", "other columns"])
+def test_a_scatter_of_a_damaged_table_is_refused(
+    two_runs: tuple[Path, Path],
+    tmp_path: Path,
+    damage: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import pandas as pd
+
+    shutil.copytree(two_runs[0], tmp_path / "run")
+    table = tmp_path / "run" / "requests.parquet"
+    table.unlink()
+    if damage == "junk":
+        table.write_bytes(b"junk" * 100)
+    if damage == "other columns":
+        pd.DataFrame({"a": [1]}).to_parquet(table)
+    runs = [str(tmp_path / "run"), str(two_runs[1])]
+    assert command("compare", *runs, "--plot", str(tmp_path / "plot.png")) == 2
+    assert "requests.parquet: is " in capsys.readouterr().err
+    assert not (tmp_path / "plot.png").exists()
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
