@@ -58,7 +58,7 @@ def test_p5e_more_stages_than_layers_names_both_numbers() -> None:
 
 def test_p5f_a_device_without_speed_is_refused_where_it_is_described() -> None:
     with pytest.raises(
-        ScenarioError, match=r"p\.yaml:4: devices\.slow\.flops: found 0; it must be more than 0"
+        ScenarioError, match=r"p\.yaml:4: devices\.slow\.flops: found 0; it must be at least 1"
     ):
         plan(
             ring="stages: 3, device: slow",
