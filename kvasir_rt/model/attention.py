@@ -12,8 +12,8 @@ those of live slots beyond their length. So physical KV stays at `kv_tokens`.
 
 Decode rows of neighbouring slots run as one padded attention over a view of the mapping (no gather;
 `[slots, kv_heads, group, head_dim]` queries); rows are taken in slot order, and a group grows while
-padding costs less than a call. Slots of others between them cost a fifth of a pass (8 rows of 16
-slots, 15 layers: 52 ms and 42). Prompt chunks run one by one. Measured here (8 rows, context 128,
+padding costs less than a call. Slots of others between them cost a seventh of a pass (8 rows of 16
+slots, 15 layers: 52 ms and 45). Prompt chunks run one by one. Measured here (8 rows, context 128,
 one layer): padded 0.27 ms, one by one 0.50 ms, two matrix products and a softmax 0.48 ms.
 """
 
