@@ -34,6 +34,7 @@ from tests.e2e.swarm_timeline import (
     replay_hub,
 )
 from tests.e2e.swarm_world import Load, World, WorldOptions, until, world
+from tests.rt.swarm.swarms import read_status
 from tests.rt.tiny_models import TinyModel
 
 WORKERS = 3
@@ -61,7 +62,7 @@ class Sampler:
         self._world = world
         self._stop = threading.Event()
         self._samples: list[tuple[int, dict[str, Any]]] = []
-        self._cpu_s: list[float] = []  # At each sample: of all processes, since the machine began.
+        self._cpu_s: list[dict[str, float]] = []  # At each sample, by part, since its beginning.
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Self:
@@ -75,8 +76,21 @@ class Sampler:
     def _run(self) -> None:
         while not self._stop.wait(SAMPLE_S):
             ring = self._world.ring()
-            self._cpu_s.append(cpu_seconds())
+            self._cpu_s.append(self._parts(ring))
             self._samples.append((time.monotonic_ns(), ring))
+
+    def _parts(self, ring: dict[str, Any]) -> dict[str, float]:
+        """Processor seconds of the machine and of each part of the loop."""
+        made = self._world
+        parts = {"machine": machine_cpu_s(), "clients": time.process_time()}
+        for name, file in (("hub", "hub.json"), ("bridge", "serve.json")):
+            parts[name] = cpu_s(read_status(made.root / file)["pid"])
+        for number, stage in enumerate(ring["stages"]):
+            parts[f"stage {number}"] = cpu_s(stage["pid"])
+            parts[f"stage {number} computing"] = cpu_s(stage["pid"], is_main_only=True)
+        for name, worker in made.workers.items():
+            parts[name] = cpu_s(worker.process.pid)
+        return parts
 
     def between(self, begin_ns: int, end_ns: int) -> dict[str, Any]:
         """What the ring did between two moments; empty where there are no two samples."""
@@ -84,8 +98,9 @@ class Sampler:
         if len(places) < 2:
             return {}
         (began, before), (ended, after) = (self._samples[places[end]] for end in (0, -1))
-        cpu_s = self._cpu_s[places[-1]] - self._cpu_s[places[0]]
         seconds = (ended - began) / 1e9
+        then, now = self._cpu_s[places[0]], self._cpu_s[places[-1]]
+        cores = {part: (now[part] - then[part]) / seconds for part in now}
         stages = []
         for old, new in zip(before["stages"], after["stages"], strict=True):
             batches = max(1, new["micro_batches"] - old["micro_batches"])
@@ -99,7 +114,7 @@ class Sampler:
             )
         tokens = after["output_tokens"] - before["output_tokens"]
         return {"tokens_per_s": tokens / seconds, "stages": stages, "lap_s": after["lap_s"]["p50"],
-                "cores_busy": cpu_s / seconds, "begin_ns": began, "end_ns": ended}  # fmt: skip
+                "cores_busy": cores, "begin_ns": began, "end_ns": ended}  # fmt: skip
 
 
 def run_once(root: Path, faster: int, delay_ms: int, say: Any) -> dict[str, Any]:
@@ -157,8 +172,15 @@ def run_once(root: Path, faster: int, delay_ms: int, say: Any) -> dict[str, Any]
     return found
 
 
-def cpu_seconds() -> float:
-    """Processor time of this machine's processes so far: user, nice, system, interrupts."""
+def cpu_s(pid: int, *, is_main_only: bool = False) -> float:
+    """Processor seconds of a process so far, of all its threads or of the main one."""
+    path = f"/proc/{pid}/task/{pid}/stat" if is_main_only else f"/proc/{pid}/stat"
+    fields = Path(path).read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def machine_cpu_s() -> float:
+    """Of everybody so far: user, nice, system, interrupts."""
     names = Path("/proc/stat").read_text().split("\n", 1)[0].split()
     return sum(int(names[place]) for place in (1, 2, 3, 6, 7)) / os.sysconf("SC_CLK_TCK")
 

@@ -1,18 +1,15 @@
 """The simulator, given what elastic loops measured, predicts them.
 
     .venv/bin/python benchmarks/elastic_loop.py --repeats 5 --out DIR
-    .venv/bin/python benchmarks/elastic_loop.py --repeats 3 --delay-ms 100 --out ROOMY
-    .venv/bin/python benchmarks/elastic_predict.py DIR [--roomy ROOMY] [--json]
+    .venv/bin/python benchmarks/elastic_predict.py DIR [--json]
 
-Of each run rates and delays are taken: what a stage computes per micro-batch with its experts here
-and elsewhere, what a pair costs, hops and the bridge's turnaround, an expert call's round trip and
-how much it varies, a slice's download. The same policy, plan and load are then simulated, with
-several seeds, since who polls when is chance on both sides. Printed are medians of both, and how
-far the prediction is off.
-
-In a simulation every stage and every worker has a core of its own. Where all of them share this
-machine's, no rate is above its cores over the processor time of a token (the utilisation law).
-That time is taken from `--roomy`: runs in which workers answer so late that cores are idle.
+Of each run rates and delays are taken. Rates are processor times: of a stage per micro-batch with
+its experts here and elsewhere, of a routed pair, of workers and relay per expert call, of bridge
+and clients per lap. Delays are what passes without computing: hops, the shortest of an expert
+call's round trips, a slice's download. The same policy, plan and load are then simulated on as many
+shared cores (`experts.cores`), with several seeds, since who polls when is chance on both sides.
+Who waits how long for a core, and so the tokens per second, is the simulator's to find. Printed are
+medians of both, and how far the prediction is off.
 """
 
 import argparse
@@ -57,13 +54,14 @@ class Calls:
     """What the coordinators' logs tell of one run."""
 
     pair_s: float  # Of one routed pair, computed by the stage.
-    trip_s: float  # From sending one layer's rows to having the sums.
-    spread_s: float  # Standard deviation of that.
-    pairs: float  # Of one call.
+    trip_s: float  # From sending one layer's rows to having the sums, the mean,
+    spread_s: float  # and its standard deviation.
+    count: int
+    experts: float  # Of one call, on average.
 
 
 def measure_calls(events: Path, begin_ns: int, end_ns: int) -> Calls:
-    """Means over a window for the trips, over the run for what is computed here."""
+    """Of a window for the trips, of the run for what is computed here."""
     trips: list[int] = []
     sizes: list[int] = []
     local_pairs = local_ns = 0
@@ -83,13 +81,13 @@ def measure_calls(events: Path, begin_ns: int, end_ns: int) -> Calls:
                         sizes.append(found[1])
                 for order in decisions:
                     if isinstance(order, Dispatch) and not order.is_trial:
-                        pairs = sum(share.pairs for share in order.shares)
-                        sent[order.call, order.part, order.worker] = now, pairs
+                        sent[order.call, order.part, order.worker] = now, len(order.shares)
     return Calls(
         pair_s=local_ns / max(1, local_pairs) / NANOS_PER_SECOND,
         trip_s=mean(trips) / NANOS_PER_SECOND,
         spread_s=pstdev(trips) / NANOS_PER_SECOND,
-        pairs=mean(sizes),
+        count=len(trips),
+        experts=mean(sizes),
     )
 
 
@@ -105,8 +103,39 @@ def download_s(moments: list[Moment]) -> float:
     return mean(times) / NANOS_PER_SECOND
 
 
-def hops_of(folder: Path, measured: dict[str, Any]) -> tuple[list[float], float]:
-    """Seconds on the way after each stage, and of the bridge's turnaround, before help came.
+def batches_of(measured: dict[str, Any], when: str) -> int:
+    """Micro-batches of a phase."""
+    batches: int = measured[when]["stages"][0]["micro_batches"]
+    return batches
+
+
+def cpu_s(measured: dict[str, Any], when: str, *parts: str) -> float:
+    """Processor seconds of some parts in a phase, beyond what they need at rest."""
+    phase, rest = measured[when], measured["rest"]
+    cores = sum(phase["cores_busy"][part] - rest["cores_busy"][part] for part in parts)
+    seconds: float = cores * (phase["end_ns"] - phase["begin_ns"]) / NANOS_PER_SECOND
+    return seconds
+
+
+def network_s(measured: dict[str, Any], when: str) -> float:
+    """Processor seconds of the stages' threads beside those that compute."""
+    return sum(
+        cpu_s(measured, when, f"stage {number}")
+        - cpu_s(measured, when, f"stage {number} computing")
+        for number in range(STAGES)
+    )
+
+
+def bridge_s(measured: dict[str, Any], when: str) -> float:
+    """Processor seconds of a lap beside stages and workers."""
+    spent = cpu_s(measured, when, "bridge", "clients")
+    if when == "before":  # Else it is counted with the calls.
+        spent += cpu_s(measured, when, "hub") + network_s(measured, when)
+    return max(0.0, spent) / batches_of(measured, when)
+
+
+def hops_of(folder: Path, measured: dict[str, Any]) -> list[float]:
+    """Seconds on the way after each stage, before help came.
 
     The ring's log begins its time with the engine: its first request is the load's first.
     """
@@ -116,27 +145,31 @@ def hops_of(folder: Path, measured: dict[str, Any]) -> tuple[list[float], float]
     shift = first - measured["zero_ns"]
     begin, end = (measured["before"][name] + shift for name in ("begin_ns", "end_ns"))
     inside = [e for e in events if e[1] == "StageTimesMeasured" and begin <= e[0] <= end]
-    links = [mean(times) / NANOS_PER_SECOND for times in zip(*(e[3] for e in inside), strict=True)]
-    return links, mean(event[4] for event in inside) / NANOS_PER_SECOND
+    return [mean(times) / NANOS_PER_SECOND for times in zip(*(e[3] for e in inside), strict=True)]
 
 
 def scenario_of(folder: Path) -> dict[str, Any]:
     """The measured run as a scenario."""
-    measured = json.loads((folder / "measured.json").read_text())
+    measured = read_measured(folder)
     during, before = measured["during"], measured["before"]
     calls = measure_calls(folder / "events", during["begin_ns"], during["end_ns"])
     layers = MODEL.layers // STAGES
     policy = SwarmPolicy().faster(measured["faster"])
     stages = []
     call_s = []
-    for here, there in zip(before["stages"], during["stages"], strict=True):
-        experts_s = here["rows"] * MODEL.experts_used * layers * calls.pair_s
-        rest_s = max(1e-6, here["busy_s"] - experts_s)
+    for number in range(STAGES):
+        rows = before["stages"][number]["rows"]
+        here_s, there_s = (
+            cpu_s(measured, when, f"stage {number} computing") / batches_of(measured, when)
+            for when in ("before", "during")
+        )
+        rest_s = max(1e-6, here_s - rows * MODEL.experts_used * layers * calls.pair_s)
         stages.append({"layers": layers, "pass_s": rest_s})
-        call_s.append(max(0.0, there["busy_s"] - rest_s) / layers)
-    worker_s = min(calls.pairs * calls.pair_s, calls.trip_s)
-    jitter_s = min(calls.spread_s, calls.trip_s - worker_s)  # Exponential: its mean is its spread.
-    (link_s, return_s), turnaround_s = hops_of(folder, measured)
+        call_s.append(max(0.0, there_s - rest_s) / layers)
+    parts = ["hub", *(name for name in during["cores_busy"] if name.startswith("worker"))]
+    worker_s = cpu_s(measured, "during", *parts) + network_s(measured, "during")
+    worker_s /= calls.count
+    link_s, return_s = hops_of(folder, measured)
     return {
         "name": "elastic",
         "model": {"layers": MODEL.layers, "context": MODEL.context, "experts": MODEL.experts,
@@ -145,12 +178,13 @@ def scenario_of(folder: Path) -> dict[str, Any]:
         "ring": {"stages": stages, "row_width": 128, "micro_batch_width": 8, "window": "auto",
                  "window_max": (OVERLAP + 2) * STAGES, "running_max": 32, "kv_tokens": 16000,
                  "link": {"latency_s": link_s},
-                 "return_link": {"latency_s": return_s + turnaround_s}},
-        "costs": {"kind": "fixed"},
+                 "return_link": {"latency_s": return_s}},
+        "costs": {"kind": "fixed", "turnaround_s": bridge_s(measured, "during")},
         "workload": {"kind": "closed", "users": CLIENTS, "prompt_tokens": PROMPT_TOKENS,
                      "output_tokens": TOKENS, "duration_s": measured["load_s"]},
         "experts": {
             "overlap": OVERLAP,
+            "cores": measured["cores"],
             "model": {"bytes_per_expert": SLICE_BYTES // MODEL.experts},
             "local": {"per_expert_s": 0.0, "per_row_s": MODEL.experts_used * calls.pair_s},
             "coordinator": coordinator_of(policy) | {"call_s": mean(call_s)},
@@ -158,9 +192,8 @@ def scenario_of(folder: Path) -> dict[str, Any]:
             "workers": [
                 {
                     "name": "worker", "count": WORKERS, "experts_max": EXPERTS_MAX,
-                    "per_expert_s": max(1e-7, worker_s / calls.pairs),
-                    "link": {"latency_s": (calls.trip_s - worker_s - jitter_s) / 2},
-                    "jitter_s": jitter_s,
+                    "per_expert_s": max(1e-7, worker_s / calls.experts),
+                    "link": {"latency_s": max(0.0, calls.trip_s - worker_s) / 2},
                     "download_bytes_per_s": SLICE_BYTES / download_s(moments_of(folder / "events")),
                     "arrival_s": {"uniform": [0, policy.volunteer_period_ns / NANOS_PER_SECOND]},
                 }
@@ -200,8 +233,9 @@ def simulated(scenario: dict[str, Any], seed: int, folder: Path) -> Report:
     return run(path, seed=seed).report
 
 
-def predict(scenario: dict[str, Any]) -> dict[str, float | None]:
+def predict(folder: Path) -> dict[str, float | None]:
     """Medians over the seeds."""
+    scenario = scenario_of(folder)
     found: dict[str, list[float]] = {name: [] for name in COMPARED}
     whole = json.loads(json.dumps(scenario))  # With the time in which they leave.
     hub = scenario["experts"]["hub"]
@@ -209,18 +243,19 @@ def predict(scenario: dict[str, Any]) -> dict[str, float | None]:
     scenario["run"] |= {"warmup_s": SETTLED_S, "horizon_s": scenario["workload"]["duration_s"]}
     alone = json.loads(json.dumps(scenario))
     alone["experts"]["workers"] = []
+    alone["costs"]["turnaround_s"] = bridge_s(read_measured(folder), "before")
     served = json.loads(json.dumps(scenario))
     served["experts"]["hub"] = None
     served["experts"]["workers"][0]["arrival_s"] = 0
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as kept:
         for seed in range(1, SEEDS + 1):
-            loop = simulated(whole, seed, Path(folder))
+            loop = simulated(whole, seed, Path(kept))
             assert loop.swarm is not None
             for name, value in (
                 (COMPARED[0], loop.swarm.time_to_first_relief_s),
                 (COMPARED[1], loop.swarm.time_to_full_coverage_s),
-                (COMPARED[2], simulated(alone, seed, Path(folder)).throughput.output_tokens_per_s),
-                (COMPARED[3], simulated(served, seed, Path(folder)).throughput.output_tokens_per_s),
+                (COMPARED[2], simulated(alone, seed, Path(kept)).throughput.output_tokens_per_s),
+                (COMPARED[3], simulated(served, seed, Path(kept)).throughput.output_tokens_per_s),
                 (COMPARED[4], loop.swarm.time_to_contraction_s),
             ):
                 if value is not None:
@@ -228,36 +263,13 @@ def predict(scenario: dict[str, Any]) -> dict[str, float | None]:
     return {name: median(values) if values else None for name, values in found.items()}
 
 
-def measured_of(folder: Path) -> dict[str, Any]:
-    measured = json.loads((folder / "measured.json").read_text())
-    given: dict[str, Any] = measured["figures"]
-    return given
+def read_measured(folder: Path) -> dict[str, Any]:
+    measured: dict[str, Any] = json.loads((folder / "measured.json").read_text())
+    return measured
 
 
 def runs_in(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.glob("*/measured.json"))
-
-
-def token_cpu_s(folders: list[Path]) -> float:
-    """Processor time of one token with all experts elsewhere, of all processes; the median."""
-    times: list[float] = []
-    for folder in folders:
-        measured = json.loads((folder / "measured.json").read_text())
-        during = measured["during"]
-        busy = during["cores_busy"] - measured["rest"]["cores_busy"]
-        times.append(busy / during["tokens_per_s"])
-    return median(times)
-
-
-def bounded(predicted: dict[str, float | None], folder: Path, cpu_s: float) -> None:
-    """No more tokens a second than this machine's cores compute."""
-    measured = json.loads((folder / "measured.json").read_text())
-    rate = predicted["tokens_per_s_during"]
-    bound = (measured["cores"] - measured["rest"]["cores_busy"]) / cpu_s
-    if rate is not None:
-        print(f"{folder.name}: {rate:.1f} tokens/s, on as many cores as there are parts; these "
-              f"bound it at {bound:.1f}", file=sys.stderr)  # fmt: skip
-        predicted["tokens_per_s_during"] = min(rate, bound)
 
 
 def main() -> None:
@@ -265,20 +277,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("runs", type=Path, help="what elastic_loop.py --out wrote")
-    parser.add_argument("--roomy", type=Path, help="the same with --delay-ms 100")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     folders = runs_in(given.runs)
-    roomy = runs_in(given.roomy) if given.roomy is not None else []
-    for path, found in ((given.runs, folders), (given.roomy, roomy)):
-        if path is not None and not found:
-            parser.error(f"{path} holds no run of elastic_loop.py")
+    if not folders:
+        parser.error(f"{given.runs} holds no run of elastic_loop.py")
     runs = []
     for folder in folders:
-        predicted = predict(scenario_of(folder))
-        if roomy:
-            bounded(predicted, folder, token_cpu_s(roomy))
-        runs.append((measured_of(folder), predicted))
+        predicted = predict(folder)
+        runs.append((read_measured(folder)["figures"], predicted))
         print(f"{folder.name}: simulated {SEEDS} times", file=sys.stderr)
     result: dict[str, Any] = {}
     for name in COMPARED:

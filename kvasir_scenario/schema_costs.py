@@ -19,6 +19,8 @@ class FixedCosts(Section):
     per_token_s: Hold = 0.0
     pass_s_per_layer: Hold = 0.0
     """Seconds more for each layer of the stage; with it `pass_s` is 0 unless given."""
+    turnaround_s: Hold = 0.0
+    """From a micro-batch's return to the next one's launch: what the bridge does."""
 
     @model_validator(mode="before")
     @classmethod

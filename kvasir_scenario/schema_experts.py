@@ -212,6 +212,9 @@ class Experts(Section):
     """null: as `costs` of kind roofline have it; for other kinds the defaults of this section."""
     overlap: Annotated[int, Field(ge=1, le=1024)] = 2
     """Most micro-batches that a stage holds at once; 1 blocks."""
+    cores: Count | None = None
+    """Cores of one machine on which all stages and workers compute, one thread each; null: each
+    has a core of its own."""
     coordinator: Coordinator = Coordinator()
     hub: Hub | None = Hub()
     """null: no market; slices are dealt out to the workers, who attach when they arrive."""

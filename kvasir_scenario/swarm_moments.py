@@ -14,7 +14,7 @@ from kvasir_scenario.swarm_report import SpanPart
 from kvasir_scenario.tables import TableWriter
 
 ROWS = 600  # About so many for a run with a horizon.
-PERIOD_S = (1.0, 30.0)
+PERIOD_S = (0.25, 30.0)
 PERIOD_UNKNOWN_S = 5.0
 FOR_EVER = 1 << 62
 Row = tuple[int | float | bool, ...]  # As `tables.SWARM`, times in ns.

@@ -107,6 +107,8 @@ def run(
         raise ValueError("overrides and seed go with a scenario file, not with a loaded scenario")
     variants = variants_of(scenario)
     inputs = Inputs.of(scenario)  # What is refused costs no earlier run.
+    for _, variant in variants if out is not None else ():
+        Inputs.of(variant)
     directory = None if out is None else prepare_run_dir(Path(out))
     if processes is None:
         processes = min(len(variants), max(0, (os.cpu_count() or 1) - 1))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from kvasir_core.microbatch import BindingLimit, MicroBatch
 from kvasir_core.plan import Plan
-from kvasir_core.units import Epoch, MicroBatchId, RequestId
+from kvasir_core.units import Epoch, MicroBatchId, RequestId, nanos
 from kvasir_scenario.data_paths import existing_file
 from kvasir_scenario.schema_costs import FixedCosts as FixedSection
 from kvasir_scenario.schema_costs import ProfileCosts as ProfileSection
@@ -149,6 +149,7 @@ def _model(scenario: "Scenario", stages: tuple[Stage, ...], layers: int) -> Cost
             return FixedCosts(
                 [time.pass_s + time.pass_s_per_layer * layers for time in times],
                 [time.per_token_s for time in times],
+                nanos(section.turnaround_s),
             )
         case TableSection():
             from kvasir_sim.costs.table import TableCosts, read_tables

@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.elastic_loop import cpu_seconds  # noqa: E402 - After the path.
+from benchmarks.elastic_loop import machine_cpu_s  # noqa: E402 - After the path.
 from benchmarks.elastic_overlap import CLIENTS, MODEL, TOKENS, WIDTH  # noqa: E402
 from benchmarks.elastic_predict import Calls, measure_calls  # noqa: E402
 from kvasir_sim.run import run  # noqa: E402
@@ -68,9 +68,9 @@ def observe(overlap: int, delay_ms: float) -> Observed:
             until("all is covered", made.is_covered)
             until("a worker proves itself", made.has_proven_worker)
             load.wait_rounds(2 * CLIENTS)  # Past the first answers, all of which are checked.
-            began, before, cpu_s = time.monotonic_ns(), made.ring(), cpu_seconds()
+            began, before, cpu_s = time.monotonic_ns(), made.ring(), machine_cpu_s()
             time.sleep(MEASURE_S)
-            ended, after, cpu_s = time.monotonic_ns(), made.ring(), cpu_seconds() - cpu_s
+            ended, after, cpu_s = time.monotonic_ns(), made.ring(), machine_cpu_s() - cpu_s
         assert not load.errors, load.errors
         calls = measure_calls(made.events, began, ended)
     busy = [

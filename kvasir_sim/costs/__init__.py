@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from kvasir_core.errors import ScenarioError
 from kvasir_core.plan import Plan
+from kvasir_core.units import nanos
 from kvasir_scenario.data_paths import existing_file
 from kvasir_scenario.planning import stages_of
 from kvasir_scenario.schema_costs import (
@@ -40,8 +41,9 @@ def build_costs(scenario: "Scenario", plan: Plan) -> CostModel:
         case FixedSection():
             stages = stages_of(scenario, plan)
             return FixedCosts(
-                [stage.pass_s for stage in stages], [stage.per_token_s for stage in stages]
-            )
+                [stage.pass_s for stage in stages], [stage.per_token_s for stage in stages],
+                nanos(costs.turnaround_s),
+            )  # fmt: skip
         case TableSection():
             return _table(scenario, costs, plan)
         case RooflineSection():

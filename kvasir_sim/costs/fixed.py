@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from kvasir_core.errors import ScenarioError
 from kvasir_core.microbatch import MicroBatch
-from kvasir_core.units import nanos
+from kvasir_core.units import NANOS_PER_SECOND, nanos
 from kvasir_sim.costs.base import HOLD_NS_MAX, Provenance
 
 
@@ -17,10 +17,11 @@ class FixedCosts:
     """Per stage an affine function of the rows, rounded once to the nearest nanosecond."""
 
     provenance: Provenance = "assumed"
-    turnaround_ns = 0
 
-    def __init__(self, pass_s: Sequence[float], per_token_s: Sequence[float]) -> None:
-        """Takes seconds per pass and per row, one of each per stage.
+    def __init__(
+        self, pass_s: Sequence[float], per_token_s: Sequence[float], turnaround_ns: int = 0
+    ) -> None:
+        """Takes seconds per pass and per row, one of each per stage, and the bridge's part.
 
         Raises:
             ScenarioError: A value is negative, not finite, or all of a stage's are zero-length.
@@ -32,6 +33,7 @@ class FixedCosts:
                         f"stage {stage}: {name} is {value}; it must be from 0 to "
                         f"{HOLD_NS_MAX / 1e9:.0f} seconds"
                     )
+        self.turnaround_ns = turnaround_ns
         self._stages = tuple(zip(pass_s, per_token_s, strict=True))
         self._by_rows: dict[int, list[int]] = {}
 
@@ -56,4 +58,6 @@ class FixedCosts:
             f"stage {stage}: {pass_s:g} s a pass, {per_token_s:g} s a row"
             for stage, (pass_s, per_token_s) in enumerate(self._stages)
         ]
+        if self.turnaround_ns:
+            lines.append(f"bridge: {self.turnaround_ns / NANOS_PER_SECOND:g} s a lap")
         return lines

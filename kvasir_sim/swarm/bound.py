@@ -1,6 +1,6 @@
 """What the scenario's arithmetic allows during the peak: the bound that a run is compared with.
 
-Five things limit output tokens per second, each alone:
+Six things limit output tokens per second, each alone:
 
 - *offered*: arrivals of the busiest phase times mean output tokens.
 - *stages*: all routed experts are elsewhere. A full micro-batch of w decodes (and, as prompts must
@@ -10,6 +10,7 @@ Five things limit output tokens per second, each alone:
   computing and for the round trips of its layers to the nearest workers.
 - *workers*: each layer's experts of such a micro-batch read once, by all workers together as fast
   as they are, if every expert is everywhere.
+- *cores*: where stages and workers share them, all that they compute for such a micro-batch.
 - *links*: its rows to and from workers over the stage's uplink, in as many slices as a layer has.
 
 Alone, the slowest stage also computes its routed experts.
@@ -28,6 +29,7 @@ from kvasir_scenario.schema_workload import ClosedWorkload, TraceWorkload
 from kvasir_scenario.swarm_moments import peak_phase
 from kvasir_scenario.swarm_report import BoundPart, TripsPart
 from kvasir_sim.costs import CostModel
+from kvasir_sim.stage_costs import Reference
 
 if TYPE_CHECKING:
     from kvasir_scenario.schema import Scenario
@@ -57,7 +59,8 @@ class Peak:
         rows: Decodes, and prompts beside them.
         tokens: Tokens that come of it, times nanoseconds per second.
         layers: Of routed experts.
-        remote_ns: Computing, with every routed expert elsewhere.
+        remote_ns: Computing, with every routed expert elsewhere;
+        ring_ns: of all stages together.
         local_ns: Computing, with every routed expert here.
         output: Mean output tokens of a request.
     """
@@ -66,6 +69,7 @@ class Peak:
     tokens: float
     layers: int
     remote_ns: int
+    ring_ns: int
     local_ns: int
     output: float
 
@@ -87,12 +91,22 @@ def peak_of(swarm: "Swarm", plan: Plan, costs: CostModel) -> Peak | None:
     layers = max(swarm.work.layers)
     stage = swarm.work.layers.index(layers)
     rest = swarm.work.rest_ns(stage, rows, hold)
-    calls = layers * nanos(swarm.experts.coordinator.call_s)
+    call_ns = nanos(swarm.experts.coordinator.call_s)
+    calls = layers * call_ns
+    batch = Reference(
+        decodes=width, context=round(prompt + output / 2), chunk_rows=max(0, chunk),
+        chunk_start=round(prompt / 2),
+    ).micro_batch  # fmt: skip
+    ring_ns = sum(
+        swarm.work.rest_ns(number, rows, own_ns) + swarm.work.layers[number] * call_ns
+        for number, own_ns in enumerate(costs.holds(batch))
+    )
     return Peak(
         rows=rows,
         tokens=width * share * NANOS_PER_SECOND,
         layers=layers,
         remote_ns=max(1, rest + calls),
+        ring_ns=ring_ns,
         local_ns=max(1, rest + swarm.work.all_local_ns(stage, rows)),
         output=output,
     )
@@ -108,6 +122,10 @@ def bound_of(swarm: "Swarm", peak: Peak) -> BoundPart:
     workers_ns = _workers_ns(swarm, peak.rows)
     if workers_ns is not None:
         terms["workers"] = peak.tokens / workers_ns
+    cores = swarm.experts.cores
+    if cores is not None:
+        computed_ns = peak.ring_ns + _least_ns(swarm, peak.rows)
+        terms["cores"] = cores * peak.tokens / max(1, computed_ns)
     link_ns = _link_ns(swarm, peak.rows, peak.layers)
     if link_ns:
         terms["links"] = peak.tokens / link_ns
@@ -160,6 +178,13 @@ def _offered(scenario: "Scenario", output: float) -> float | None:
         return None
     rate = workload.rate_per_s
     return rate * output if isinstance(rate, float | int) else None
+
+
+def _least_ns(swarm: "Swarm", rows: int) -> float:
+    """Time of the quickest worker for one micro-batch's experts of all layers."""
+    quickest = [kind.per_expert_s for kind in swarm.experts.workers if kind.honesty == "honest"]
+    distinct = swarm.routing.distinct(rows) * len(swarm.numbers.layers)
+    return distinct * min(quickest, default=0.0) * NANOS_PER_SECOND
 
 
 def _workers_ns(swarm: "Swarm", rows: int) -> float | None:

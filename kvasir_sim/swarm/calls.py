@@ -10,9 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from kvasir_core import nanos
 from kvasir_core.swarm.decisions import Dispatch, Hedge
 from kvasir_core.swarm.words import CallId, Session, Share, Slice, WorkerId
 from kvasir_sim.pipeline import Clock
+from kvasir_sim.swarm.cores import Cores
 from kvasir_sim.swarm.honesty import Answer
 from kvasir_sim.swarm.network import Weather, Wire, after
 from kvasir_sim.swarm.overlap import Visit
@@ -50,7 +52,9 @@ class Trip:
     shares: tuple[Share, ...]
     pairs: int
     is_trial: bool
-    end_at: int = 0  # When the micro-batch has the results of all layers.
+    end_at: int | None = None  # When the micro-batch has the results of all layers; if known.
+    stalled_ns: int = 0  # It is later than that by so much.
+    is_awaited: bool = False  # Accepted, and the end not known.
     answer: Answer | None = None
     is_checked: bool = False  # The coordinator has it recomputed.
     is_late: bool = False  # A trial whose time is over.
@@ -76,13 +80,16 @@ class Carrier:
         uplinks: list[Uplink],
         weather: Weather,
         deadline_ns: int,
+        cores: Cores | None,
     ) -> None:
+        """`cores`: those that stages and workers share; None: each worker has its own."""
         self._env = env
         self._routing = routing
         self._row_bytes = row_bytes
         self._uplinks = uplinks
         self._weather = weather
         self._deadline_ns = deadline_ns
+        self._cores = cores
         self._number = 0
         self.trips: dict[Key, Trip] = {}
         self.on_answer: Callable[[Trip, Answer], None]
@@ -108,17 +115,46 @@ class Carrier:
         rows = self._routing.rows_of(pairs, call.rows)
         size = layers * rows * self._row_bytes
         now, uplink = self._env.now, self._uplinks[call.visit.stage.index]
-        all_ns = worker.work_ns(len(order.shares), rows, layers, size)
-        all_ns += uplink.out.send(size, now) + uplink.back.send(size, now)
-        trip.end_at = now + all_ns
+        work = nanos(worker.layers_s(len(order.shares), rows, layers))
+        travel = worker.travel_ns(layers, size)
+        travel += uplink.out.send(size, now) + uplink.back.send(size, now)
         worker.trips[trip.number] = trip
-        copies = self._weather.copies(worker.kind.lost_share)
+        if self._cores is None:
+            all_ns = worker.queue_ns(work) + travel
+            trip.end_at = now + all_ns
+            self._answer(trip, rows, all_ns // layers)
+            return trip
+        once = work // layers
+        worker.queue_on(self._cores, once, lambda: self._answer(trip, rows, travel // layers))
+        worker.queue_on(self._cores, work - once, lambda: self._computed(trip, travel))
+        return trip
+
+    def _answer(self, trip: Trip, rows: int, delay_ns: int) -> None:
+        copies = self._weather.copies(trip.worker.kind.lost_share)
         for _ in range(copies):
-            delay = all_ns // layers + self._weather.delay()
+            delay = delay_ns + self._weather.delay()
             after(self._env, delay, lambda: self._arrive(trip, rows))
         if not copies:
             after(self._env, self._deadline_ns + 1, lambda: self.end(trip))
-        return trip
+
+    def _computed(self, trip: Trip, travel_ns: int) -> None:
+        """All layers, on shared cores; their answers travelled in between."""
+        trip.end_at = self._env.now + travel_ns
+        if trip.is_awaited:
+            visit = trip.call.visit
+            visit.awaited -= 1
+            visit.ready_at = max(visit.ready_at, trip.end_at + trip.stalled_ns)
+            visit.stage.resume(visit)
+
+    @staticmethod
+    def accept(trip: Trip) -> None:
+        """Its micro-batch waits for it: until it is there, if that is known."""
+        visit = trip.call.visit
+        if trip.end_at is None:
+            trip.is_awaited = True
+            visit.awaited += 1
+        else:
+            visit.ready_at = max(visit.ready_at, trip.end_at + trip.stalled_ns)
 
     def close_all(self, worker: Worker) -> None:
         """Its connection is over: none of what it was asked is answered."""
@@ -139,7 +175,7 @@ class Carrier:
         if worker.trips.get(trip.number) is not trip and trip.answer is None:
             return  # Its connection ended meanwhile.
         if worker.stalled_until > now:
-            trip.end_at += worker.stalled_until - now
+            trip.stalled_ns += worker.stalled_until - now
             after(self._env, worker.stalled_until - now, lambda: self._arrive(trip, rows))
             return
         if trip.answer is None:

@@ -242,8 +242,7 @@ class CoordinatorShell:
         call, answer = trip.call, trip.answer
         assert answer is not None
         call.summed += trip.pairs
-        visit = call.visit
-        visit.ready_at = max(visit.ready_at, trip.end_at)
+        self._carrier.accept(trip)
         pairs = call.layers * trip.pairs
         self.served.remote_pairs += pairs
         self.served.error_sum += pairs * answer.error

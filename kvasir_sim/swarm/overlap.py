@@ -19,14 +19,16 @@ ones wait for the next stage (or behind one that does).
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import simpy
 from simpy.events import NORMAL
 
-from kvasir_core import Plan
+from kvasir_core import Nanos, Plan
 from kvasir_sim.links import LinkCost
 from kvasir_sim.pipeline import Clock, Flight, OnReturn, Pipeline, Stage
+from kvasir_sim.swarm.cores import Cores
 from kvasir_sim.swarm.network import after
 
 Then = Callable[[], None]
@@ -38,7 +40,7 @@ class Visit:
     """A micro-batch in a stage's hands."""
 
     __slots__ = (
-        "behind", "flight", "has_left", "is_begun", "is_concluded", "is_done", "is_lost",
+        "awaited", "behind", "flight", "has_left", "is_begun", "is_concluded", "is_done", "is_lost",
         "is_routed", "parked_from", "pieces", "ready_at", "stage", "wake_at",
     )  # fmt: skip
 
@@ -50,7 +52,8 @@ class Visit:
         self.is_begun = False
         self.is_routed = False  # What is not routed experts is computed.
         self.is_concluded = False  # No remote part is outstanding.
-        self.ready_at = 0  # When the last accepted remote result is in.
+        self.ready_at = 0  # When the last accepted remote result is in,
+        self.awaited = 0  # and how many are accepted of which that is not known yet.
         self.wake_at: int | None = None
         self.parked_from: int | None = None
         self.is_done = False
@@ -85,13 +88,14 @@ class OverlapStage(Stage):
         super().__init__(pipeline, index, slots)
         self._experts = pipeline.experts
         self._overlap = pipeline.overlap
+        self._cores = pipeline.cores
         self._on_spent = pipeline.on_spent
         self._held: list[Visit] = []
         self._done: list[Visit] = []
         # Pieces to compute: whose, how long (None: the first piece, asked for when it starts),
         # and what to call afterwards.
         self._ready: deque[tuple[Visit | None, int | None, Then | None]] = deque()
-        self._computing: tuple[Visit | None, Then | None] | None = None
+        self._computing: tuple[Visit | None, Then | None, int] | None = None  # And since when.
         self._state: str | None = None
         self._since = 0
         self._composed = 0
@@ -129,7 +133,8 @@ class OverlapStage(Stage):
         if visit.is_lost or visit.is_done or visit.pieces or not visit.is_routed:
             return
         now = self._env.now
-        if visit.is_concluded and visit.ready_at <= now:
+        is_known = visit.is_concluded and not visit.awaited
+        if is_known and visit.ready_at <= now:
             self._unpark(visit)
             visit.is_done = True
             visit.flight.stamps.append(now)
@@ -137,7 +142,7 @@ class OverlapStage(Stage):
             return
         if visit.parked_from is None:
             visit.parked_from = now
-        if visit.is_concluded and visit.wake_at != visit.ready_at:
+        if is_known and visit.wake_at != visit.ready_at:
             visit.wake_at = visit.ready_at
             after(self._env, visit.ready_at - now, lambda: self.resume(visit))
 
@@ -212,10 +217,11 @@ class OverlapStage(Stage):
                 piece_ns += self.occupying.transfer_ns(rows)
         if self.slower != 1.0:
             piece_ns = round(piece_ns * self.slower)
-        if visit is not None:
-            visit.flight.computed[self.index] += piece_ns
-        self._computing = visit, then
+        self._computing = visit, then, self._env.now
         event = self._event
+        if self._cores is not None:
+            self._cores.compute(piece_ns, partial(self._ended, event))
+            return
         event.callbacks = event.mine
         self._env.schedule(event, NORMAL, piece_ns)
 
@@ -223,8 +229,10 @@ class OverlapStage(Stage):
         if event is not self._event:
             return  # Of a computation that was lost with its epoch.
         assert self._computing is not None
-        visit, then = self._computing
+        visit, then, since = self._computing
         self._computing = None
+        if visit is not None:
+            visit.flight.computed[self.index] += self._env.now - since
         if then is not None:
             then()
         if visit is not None:
@@ -304,11 +312,19 @@ class OverlapPipeline(Pipeline):
         experts: Experts,
         overlap: int,
         on_spent: OnSpent,
+        cores: Cores | None = None,
     ) -> None:
+        """`cores`: that the stages share, with others too; None: each has its own."""
         self.experts = experts
         self.overlap = overlap
+        self.cores = cores
         self.on_spent = on_spent
         self.overlapping: list[OverlapStage] = []
+        self._turnaround_ns = turnaround_ns
+        self._turned = on_return
+        self._turning: list[Flight] = []  # The bridge computes, on shared cores.
+        if cores is not None and turnaround_ns:
+            turnaround_ns, on_return = 0, self._turn
         super().__init__(env, plan, links, turnaround_ns, on_return)
 
     def new_stage(self, index: int, slots: int) -> Stage:
@@ -322,6 +338,22 @@ class OverlapPipeline(Pipeline):
         flight.parked = [0] * len(self.stages)
         flight.computed = [0] * len(self.stages)
         super().submit(flight)
+
+    def _turn(self, flight: Flight, now: Nanos) -> None:
+        del now
+        assert self.cores is not None
+        self._turning.append(flight)
+        self.cores.compute(self._turnaround_ns, lambda: self._end_turn(flight))
+
+    def _end_turn(self, flight: Flight) -> None:
+        if flight in self._turning:
+            self._turning.remove(flight)
+            self._turned(flight, self.env.now)
+
+    def clear(self) -> None:
+        """Everything in the ring is lost, also what the bridge had in hand."""
+        self._turning.clear()
+        super().clear()
 
     def close(self, end: int) -> None:
         """The run is over."""

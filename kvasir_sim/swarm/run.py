@@ -66,8 +66,8 @@ class SwarmRun:
         """The ring's shell, with this swarm as its stages' experts."""
         self.shell = SwarmShell(
             self._env, self._plan, self._costs, links, ring, recorder, self.swarm.coordinator,
-            overlap=self.swarm.experts.overlap, tokens=self._tokens, event_log=log,
-            progress=progress,
+            overlap=self.swarm.experts.overlap, cores=self.swarm.cores, tokens=self._tokens,
+            event_log=log, progress=progress,
         )  # fmt: skip
         return self.shell
 

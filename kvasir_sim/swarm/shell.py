@@ -27,6 +27,7 @@ from kvasir_sim.links import LinkCost
 from kvasir_sim.pipeline import NO_RELEASES, Clock, Flight, Releases
 from kvasir_sim.shell import Shell
 from kvasir_sim.stage_times import STAMPS, StageTimeSampler
+from kvasir_sim.swarm.cores import Cores
 from kvasir_sim.swarm.overlap import Experts, OverlapPipeline
 
 
@@ -75,6 +76,7 @@ class SwarmShell(Shell):
         experts: Experts,
         *,
         overlap: int,
+        cores: Cores | None,
         tokens: Tokens,
         event_log: TextIO | None = None,
         progress: Callable[[int, int], None] | None = None,
@@ -85,7 +87,7 @@ class SwarmShell(Shell):
         )  # fmt: skip
         self.carrier = self.overlapping = OverlapPipeline(
             env, plan, links, costs.turnaround_ns, self._lap_returned, experts=experts,
-            overlap=overlap, on_spent=recorder.spent,
+            overlap=overlap, cores=cores, on_spent=recorder.spent,
         )  # fmt: skip
         self._tokens = tokens
         self._sampler = None

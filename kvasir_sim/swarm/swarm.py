@@ -18,6 +18,7 @@ from kvasir_sim.costs import CostModel
 from kvasir_sim.pipeline import Clock
 from kvasir_sim.swarm.calls import Carrier, Uplink
 from kvasir_sim.swarm.coordinator_shell import CoordinatorShell
+from kvasir_sim.swarm.cores import Cores
 from kvasir_sim.swarm.hub_shell import HubShell
 from kvasir_sim.swarm.laws import Watch
 from kvasir_sim.swarm.local import StageWork, local_times
@@ -70,9 +71,10 @@ class Swarm:
         self._is_wanted: dict[WorkerId, bool] = {}  # By its owner.
         call_s = experts.coordinator.call_s
         uplink = experts.coordinator.uplink_bytes_per_s
+        self.cores = None if experts.cores is None else Cores(env, experts.cores)
         self.carrier = Carrier(
             env, self.routing, self.numbers.row_bytes, [Uplink(uplink) for _ in plan.layers],
-            self.weather, self.policy.call_deadline_ns,
+            self.weather, self.policy.call_deadline_ns, self.cores,
         )  # fmt: skip
         self.coordinator = CoordinatorShell(
             env, coordinator_policy(self.policy, experts), _chance(rng), self.numbers,

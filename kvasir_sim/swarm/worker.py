@@ -7,6 +7,7 @@ All is pull: it asks the hub, and answers what it is asked over the connection t
 compute is one server; a piece of work is the same layer's call for all of a stage's layers at once.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ from kvasir_core.swarm.events import (
 from kvasir_core.swarm.words import ClaimId, Session, Slice, WorkerId
 from kvasir_scenario.schema_experts import WorkerClass
 from kvasir_sim.pipeline import Clock
+from kvasir_sim.swarm.cores import Cores
 from kvasir_sim.swarm.honesty import Conscience
 from kvasir_sim.swarm.network import Line, Weather, Wire, after
 from kvasir_sim.swarm.numbers import ExpertNumbers
@@ -100,7 +102,8 @@ class Worker:
         self._line = Line(env, weather, nanos(kind.link.latency_s), kind.lost_share)
         self._in = Wire(kind.link.bandwidth_bytes_per_s)
         self._out = Wire(kind.link.bandwidth_bytes_per_s)
-        self._free_at = 0  # When its compute is through with all it was given.
+        self._free_at = 0  # When its own cores are through with all they were given.
+        self._queued: deque[tuple[int, Callable[[], None]]] = deque()  # On cores of others too.
         self._fetching: Slice | None = None
         self._asked = 0
         self._beats = 0
@@ -307,20 +310,44 @@ class Worker:
                     return slice_, holding
         return None
 
-    def work_ns(self, distinct: int, rows: int, layers: int, size: int) -> int:
-        """Give it the call of `layers` layers; how long until all answers are back (ns).
-
-        `size` bytes go each way. Its queue and its wires are used from now on.
-        """
-        kind, now = self.kind, self.env.now
+    def layers_s(self, distinct: int, rows: int, layers: int) -> float:
+        """How long it computes so many layers' calls of so many experts and rows."""
+        kind = self.kind
         once_s = kind.per_expert_s * distinct + kind.per_row_s * rows
         for factor in self.slower:
             once_s *= factor
-        self._free_at = max(self._free_at, now) + nanos(layers * once_s)
+        return layers * once_s
+
+    def travel_ns(self, layers: int, size: int) -> int:
+        """How long calls and answers of so many layers travel; `size` bytes go each way."""
+        kind, now = self.kind, self.env.now
         travel = layers * 2 * nanos(kind.link.latency_s)
         if kind.jitter_s:
             travel += nanos(layers * self._chance.expovariate(1 / kind.jitter_s))
-        return travel + self._in.send(size, now) + self._out.send(size, now) + self._free_at - now
+        return travel + self._in.send(size, now) + self._out.send(size, now)
+
+    def queue_ns(self, work_ns: int) -> int:
+        """Give its own cores work; how long until that is done, after what it has already."""
+        now = self.env.now
+        self._free_at = max(self._free_at, now) + work_ns
+        return self._free_at - now
+
+    def queue_on(self, cores: Cores, work_ns: int, then: Callable[[], None]) -> None:
+        """Give it work to do on cores that others use too, after what it has already."""
+        self._queued.append((work_ns, then))
+        if len(self._queued) == 1:
+            self._compute_next(cores)
+
+    def _compute_next(self, cores: Cores) -> None:
+        work_ns, then = self._queued[0]
+
+        def done() -> None:
+            self._queued.popleft()
+            if self._queued:
+                self._compute_next(cores)
+            then()
+
+        cores.compute(work_ns, done)
 
     def _later(self, delay_ns: int, call: Callable[[], None]) -> None:
         life = self.life

@@ -37,6 +37,14 @@ def test_what_is_refused_costs_no_earlier_run(finished: Path, change: str) -> No
     assert files_of(finished) == before
 
 
+def test_a_refused_variant_costs_no_earlier_run(finished: Path) -> None:
+    before = files_of(finished)
+    nowhere = "what_if={other: {costs: {kind: profile, file: nowhere.json}}}"
+    with pytest.raises(ScenarioError, match="nowhere"):
+        run(shipped("saturated", ["workload.requests=10", nowhere]), finished)
+    assert files_of(finished) == before
+
+
 @pytest.mark.parametrize(
     ("change", "key"),
     [

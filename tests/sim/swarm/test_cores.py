@@ -1,0 +1,103 @@
+"""Cores that stages and workers share: fair, never idle while there is work, and no more of them."""
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvasir_sim.pipeline import Clock
+from kvasir_sim.swarm.cores import Cores
+from kvasir_sim.swarm.network import after
+from tests.sim.swarm.swarms import LAN, Run, scenario_of
+
+
+def ends_of(count: int, pieces: list[tuple[int, int]]) -> list[int]:
+    """When each piece (begin, length) ends on so many cores."""
+    env = Clock()
+    cores = Cores(env, count)
+    ends = [-1] * len(pieces)
+
+    def begin(place: int) -> None:
+        cores.compute(pieces[place][1], lambda: ends.__setitem__(place, env.now))
+
+    for place, (at, _) in enumerate(pieces):
+        after(env, at, lambda place=place: begin(place))
+    env.run()
+    return ends
+
+
+def fluid_ends(count: int, pieces: list[tuple[int, int]]) -> list[Fraction]:
+    """The same in exact fractions, event by event."""
+    left = {place: Fraction(length) for place, (_, length) in enumerate(pieces)}
+    ends = [Fraction(0)] * len(pieces)
+    now = Fraction(0)
+    while left:
+        active = [place for place in left if pieces[place][0] <= now]
+        coming = [Fraction(pieces[place][0]) for place in left if pieces[place][0] > now]
+        if not active:
+            now = min(coming)
+            continue
+        rate = min(Fraction(1), Fraction(count, len(active)))
+        until = min([now + left[place] / rate for place in active] + coming)
+        for place in active:
+            left[place] -= (until - now) * rate
+            if left[place] <= 0:
+                ends[place] = until
+        left = {place: rest for place, rest in left.items() if rest > 0 or pieces[place][0] > until}
+        now = until
+    return ends
+
+
+PIECES = st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 10**6)), min_size=1, max_size=12)
+
+
+@given(count=st.integers(1, 4), pieces=PIECES)
+def test_pieces_end_as_fair_shares_of_the_cores_have_it(
+    count: int, pieces: list[tuple[int, int]]
+) -> None:
+    found, exact = ends_of(count, pieces), fluid_ends(count, pieces)
+    # A nanosecond may be lost at each begin and end of another.
+    assert all(
+        -1 <= end - true <= 4 * len(pieces) * (len(pieces) / count + 1)
+        for end, true in zip(found, exact, strict=True)
+    ), (found, [float(true) for true in exact])
+
+
+@given(count=st.integers(1, 4), pieces=PIECES)
+def test_as_many_pieces_as_cores_take_as_long_as_alone(
+    count: int, pieces: list[tuple[int, int]]
+) -> None:
+    few = pieces[:count]
+    assert ends_of(count, few) == [at + length for at, length in few]
+
+
+def throughput(cores: int | None, **other: Any) -> float:
+    scenario = scenario_of(
+        section={"cores": cores, "overlap": 4}, run={"horizon_s": 120, "warmup_s": 40}, window=8,
+        workload={"kind": "closed", "users": 16, "prompt_tokens": 16, "output_tokens": 8,
+                  "duration_s": 120},
+        **other,
+    )  # fmt: skip
+    return Run(scenario).report.throughput.output_tokens_per_s
+
+
+def test_two_stages_on_one_core_are_half_as_fast() -> None:
+    own, two, one = (throughput(cores, workers=[]) for cores in (None, 2, 1))
+    assert two == own
+    assert one == pytest.approx(two / 2, rel=0.05)
+
+
+def test_a_core_for_everybody_is_as_no_sharing() -> None:
+    workers = {"has_hub": False, "workers": [LAN | {"experts_max": 64}]}
+    assert throughput(10, **workers) == pytest.approx(throughput(None, **workers), rel=0.02)
+
+
+def test_workers_take_their_share_of_the_cores() -> None:
+    heavy = LAN | {"experts_max": 64, "per_expert_s": 0.003}  # As long as at the stage.
+    workers = {"has_hub": False, "workers": [heavy]}
+    roomy, crowded = throughput(None, **workers), throughput(2, **workers)
+    assert crowded < 0.8 * roomy
+    # What is computed is the same wherever it is: two cores do no better than all local on two.
+    assert crowded == pytest.approx(throughput(2, workers=[]), rel=0.05)
