@@ -9,6 +9,7 @@ CURVE, and an `Admission` (the ZAP of ZeroMQ) lets in only the key that the brid
 import os
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import zmq
@@ -65,9 +66,16 @@ class Traffic:
         self.bytes: Counter[str] = Counter()
 
     def add(self, direction: str, kind: str, header: int, body: int = 0) -> None:
-        self.bytes[f"{direction}_{kind}"] += header
+        name, body_name = _names(direction, kind)
+        self.bytes[name] += header
         if body:
-            self.bytes[f"{direction}_{BODY_KINDS[kind]}"] += body
+            self.bytes[body_name] += body
+
+
+@cache
+def _names(direction: str, kind: str) -> tuple[str, str]:
+    """Of a header's bytes, and of its body's."""
+    return f"{direction}_{kind}", f"{direction}_{BODY_KINDS.get(kind, kind)}"
 
 
 def is_tcp(endpoint: str) -> bool:
@@ -185,10 +193,15 @@ class Inbox:
             self.socket.close()
             raise
 
-    def receive(self) -> Received | None:
-        """The next whole message, or None. Messages of a wrong shape are dropped here."""
+    def receive(self, *, is_there: bool = False) -> Received | None:
+        """The next whole message, or None. Messages of a wrong shape are dropped here.
+
+        Args:
+            is_there: The socket was polled, and one waits.
+        """
         socket = self.socket
-        while has_input(socket):
+        while is_there or has_input(socket):
+            is_there = False
             peer = socket.recv(NOBLOCK)  # Put by our end before whatever was sent.
             header = last = socket.recv(NOBLOCK, copy=False)
             body: memoryview | None = None
@@ -238,10 +251,14 @@ class Outlet:
             self.socket.send(header, zmq.SNDMORE)
             self.socket.send(body, copy=False)
 
-    def receive(self) -> bytes | None:
-        if has_input(self.socket):
-            return self.socket.recv(NOBLOCK)
-        return None
+    def receive(self, *, is_due: bool = False) -> bytes | None:
+        """The next reply, or None. `is_due`: one is expected, so it costs more if there is none."""
+        if is_due:
+            try:
+                return self.socket.recv(NOBLOCK)
+            except zmq.Again:
+                return None
+        return self.socket.recv(NOBLOCK) if has_input(self.socket) else None
 
     def was_disconnected(self) -> bool:
         """Whether the connection broke since the last call (ZeroMQ reconnects by itself)."""

@@ -244,7 +244,7 @@ class Switchboard:
     def _hear_head(self, head: Outlet) -> None:
         """Take in the welcome, and as many credits as are needed now."""
         while not (self._credits and self._is_head_ready):
-            if (frame := head.receive()) is None:
+            if (frame := head.receive(is_due=True)) is None:
                 return
             self.traffic.add("in", "credit", len(frame))
             match wire.decode_edge(frame):
@@ -262,8 +262,9 @@ class Switchboard:
                     raise WireError(f"the head sent {type(other).__name__.lower()}")
 
     def _hear_tail(self, turn: Turn) -> None:
+        """Take in one message: where more wait, the next poll says so at once."""
         tail = self._plan.stages - 1
-        while (message := self._results.receive()) is not None:
+        if (message := self._results.receive(is_there=True)) is not None:
             said = wire.decode_edge(message.header)
             body = message.body if message.body is not None else memoryview(b"")
             self.traffic.add("in", type(said).__name__.lower(), len(message.header), len(body))
@@ -275,7 +276,7 @@ class Switchboard:
                     self._tail_peer = message.peer
                     self._results.send(message.peer, wire.Welcome(self.crew.epoch, None))
             elif message.peer != self._tail_peer:
-                continue
+                return
             elif isinstance(said, wire.Result):
                 shape = len(said.stamps), len(said.spent), said.body_bytes
                 if shape != (self._stamps_due, self._spent_due, len(body)):
