@@ -1,16 +1,21 @@
 """Cores that stages and workers share: fair, never idle while there is work, and no more of them."""
 
 from fractions import Fraction
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir_sim.pipeline import Clock
+from kvasir_sim.pipeline import Clock, Flight
+from kvasir_sim.swarm.calls import Carrier
 from kvasir_sim.swarm.cores import Cores
 from kvasir_sim.swarm.network import after
+from kvasir_sim.swarm.overlap import OverlapPipeline
 from tests.sim.swarm.swarms import LAN, Run, scenario_of
+from tests.sim.swarm.test_overlap import FREE, Scripted, batch, plan_of
 
 
 def ends_of(count: int, pieces: list[tuple[int, int]]) -> list[int]:
@@ -19,11 +24,14 @@ def ends_of(count: int, pieces: list[tuple[int, int]]) -> list[int]:
     cores = Cores(env, count)
     ends = [-1] * len(pieces)
 
+    def end(place: int) -> None:
+        ends[place] = env.now
+
     def begin(place: int) -> None:
-        cores.compute(pieces[place][1], lambda: ends.__setitem__(place, env.now))
+        cores.compute(pieces[place][1], partial(end, place))
 
     for place, (at, _) in enumerate(pieces):
-        after(env, at, lambda place=place: begin(place))
+        after(env, at, partial(begin, place))
     env.run()
     return ends
 
@@ -80,7 +88,9 @@ def throughput(cores: int | None, **other: Any) -> float:
                   "duration_s": 120},
         **other,
     )  # fmt: skip
-    return Run(scenario).report.throughput.output_tokens_per_s
+    rate = Run(scenario).report.throughput.output_tokens_per_s
+    assert rate is not None
+    return rate
 
 
 def test_two_stages_on_one_core_are_half_as_fast() -> None:
@@ -101,3 +111,66 @@ def test_workers_take_their_share_of_the_cores() -> None:
     assert crowded < 0.8 * roomy
     # What is computed is the same wherever it is: two cores do no better than all local on two.
     assert crowded == pytest.approx(throughput(2, workers=[]), rel=0.05)
+
+
+class OneCore:
+    """A ring whose second stage takes no time, and whose bridge computes on the same core."""
+
+    def __init__(self) -> None:
+        self.env = Clock()
+        self.returned: list[tuple[int, int]] = []
+        self.pipeline = OverlapPipeline(
+            self.env, plan_of(2, None), [FREE] * 2, 5, self._back, experts=Scripted(self.env, {}),
+            overlap=1, cores=Cores(self.env, 1), on_spent=lambda *_: None,
+        )  # fmt: skip
+
+    def _back(self, flight: Flight, now: int) -> None:
+        self.returned.append((flight.batch.id, now))
+
+    def give(self, number: int) -> Flight:
+        flight = Flight(batch(number), 0, [10, 0])
+        self.pipeline.submit(flight)
+        return flight
+
+
+def test_the_bridge_takes_its_turn_on_the_same_core() -> None:
+    ring = OneCore()
+    flights = [ring.give(0), ring.give(1)]
+    ring.env.run()
+    # The second is computed from 10 on, beside the first one's turn (5): both at half speed.
+    assert ring.returned == [(0, 20), (1, 30)]
+    assert [flight.computed for flight in flights] == [[10, 0], [15, 0]]
+
+
+def test_what_the_bridge_had_in_hand_is_lost_with_the_epoch() -> None:
+    ring = OneCore()
+    ring.give(0)
+    after(ring.env, 12, ring.pipeline.clear)
+    ring.env.run()
+    assert ring.returned == []
+
+
+def test_shared_cores_bound_what_can_be_had() -> None:
+    def terms(cores: int, workers: list[dict[str, Any]]) -> dict[str, float]:
+        bound = Run(scenario_of(section={"cores": cores}, workers=workers)).part.bound
+        assert bound is not None
+        return bound.terms
+
+    one, two = terms(1, []), terms(2, [])
+    assert two["cores"] == pytest.approx(two["stages"])  # Two equal stages, a core for each.
+    assert two["cores"] == pytest.approx(2 * one["cores"])
+    assert terms(2, [LAN])["cores"] < two["cores"]
+
+
+def test_a_worker_that_stalls_is_waited_for_on_shared_cores_too() -> None:
+    """The rest of its layers come after the stall, not before."""
+    visit = SimpleNamespace(awaited=0, ready_at=0, stage=SimpleNamespace(resume=lambda _: None))
+    trip: Any = SimpleNamespace(
+        end_at=None, stalled_ns=40, is_awaited=False, call=SimpleNamespace(visit=visit)
+    )
+    Carrier.accept(trip)
+    assert (visit.awaited, trip.is_awaited) == (1, True)
+    carrier = Carrier.__new__(Carrier)
+    carrier._env = Clock()
+    carrier._computed(trip, 100)
+    assert (visit.awaited, visit.ready_at) == (0, 140)
