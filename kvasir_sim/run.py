@@ -106,9 +106,7 @@ def run(
     elif overrides or seed is not None:
         raise ValueError("overrides and seed go with a scenario file, not with a loaded scenario")
     variants = variants_of(scenario)
-    inputs = Inputs.of(scenario)  # What is refused costs no earlier run.
-    for _, variant in variants if out is not None else ():
-        Inputs.of(variant)
+    inputs = _read_all(scenario, [] if out is None else variants)
     directory = None if out is None else prepare_run_dir(Path(out))
     if processes is None:
         processes = min(len(variants), max(0, (os.cpu_count() or 1) - 1))
@@ -134,3 +132,10 @@ def run(
         if directory is not None:
             finish_run_dir(directory, scenario, report, plots=plots)
     return Result(report, directory)
+
+
+def _read_all(scenario: Scenario, variants: Sequence[tuple[str, Scenario]]) -> Inputs:
+    """The scenario's inputs, when those of all variants are known good: no earlier run is lost."""
+    for _, variant in variants:
+        Inputs.of(variant)
+    return Inputs.of(scenario)

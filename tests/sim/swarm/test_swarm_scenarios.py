@@ -109,7 +109,7 @@ def check_liars(seed: int) -> None:
 
 
 def test_an_outage_of_a_minute_is_not_noticed_until_the_hub_is_back(tmp_path: Path) -> None:
-    scenario = shipped("hub_outage", ["run.horizon_s=450"])
+    scenario = shipped("hub_outage", ["run.horizon_s=600"])
     timeline = run(scenario, tmp_path / "run").swarm.set_index("at_s")
     assert timeline.is_engaged.loc[300:].all()
     assert timeline.remote_share.loc[300:360].min() > 0.8, "D6: the last map holds"
