@@ -89,17 +89,23 @@ def read_expert_options(given: dict[str, Any]) -> "ExpertOptions | None":
             raise click.UsageError(f"--{said.replace('_', '-')} needs --hub URL")
         return None
     from kvasir_rt.hub.cli import make_policy
+    from kvasir_rt.hub.dials import parse_relay
     from kvasir_rt.serve_experts import ExpertOptions
+    from kvasir_rt.swarm.protocol import NAME_RULE, is_name
 
-    relay = given["relay"]
-    if relay is not None and not relay.startswith(("ws://", "wss://")):
-        raise click.UsageError(f"--relay is {relay[:80]!r}; it must be ws://HOST:PORT/...")
+    relay, model = given["relay"], given["hub_model"]
+    try:
+        relay = None if relay is None else parse_relay(relay)
+    except ValueError as error:
+        raise click.UsageError(f"--relay: {error}") from None
+    if model is not None and not is_name(model):
+        raise click.UsageError(f"--hub-model is {model[:80]!r}; a name has {NAME_RULE}")
     slots_url = given["slots_url"]
     return ExpertOptions(
         hub=_origin("--hub", given["hub"]),
         relay=relay,
         service_token=read_service_token(given["hub_token_file"]),
-        model=given["hub_model"],
+        model=model,
         slots_url=None if slots_url is None else _origin("--slots-url", slots_url),
         overlap=given["experts_overlap"] or 2,
         dtype=given["experts_dtype"],

@@ -13,6 +13,7 @@ from kvasir_scenario.option_numbers import SEED_MAX, Whole
 
 REPLICAS_MAX = 1_000_000  # More nodes than any swarm has.
 SLOTS_MAX = 1_000_000
+POLICY_MAX = 1_000_000_000  # Seconds (31 years) or a count: what travels and is kept has 64 bits.
 SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
@@ -117,12 +118,16 @@ def make_policy(
     policy = SwarmPolicy().faster(faster) if faster > 1 else SwarmPolicy()
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     kinds = {each.name: getattr(policy, each.name) for each in fields(policy)}
+    said: set[str] = set()
     for text in settings:
         name, _, value = text.partition("=")
         is_time = name.endswith("_s") and f"{name.removesuffix('_s')}_ns" in kinds
         key = f"{name.removesuffix('_s')}_ns" if is_time else name
         if key not in kinds or (key.endswith("_ns") and not is_time):
             raise click.UsageError(f"{option} {text}: the policy has no number {name!r}")
+        if key in said:
+            raise click.UsageError(f"{option} {name} is given twice; say each number once")
+        said.add(key)
         changes[key] = _value(f"{option} {text}", value, kinds[key], is_time=is_time)
     try:
         return replace(policy, **changes)
@@ -133,6 +138,8 @@ def make_policy(
 def _value(text: str, value: str, like: Any, *, is_time: bool) -> Any:
     """The value in the type of the policy's own."""
     try:
+        if not isinstance(like, bool | str) and float(value) > POLICY_MAX:
+            raise click.UsageError(f"{text}: found {value[:80]}; it must be at most {POLICY_MAX:,}")
         if is_time:
             return nanos(float(value))
         if isinstance(like, bool):
@@ -144,15 +151,13 @@ def _value(text: str, value: str, like: Any, *, is_time: bool) -> Any:
 
 
 def _model(text: str) -> tuple[str, Path]:
-    import re
-
-    from kvasir_rt.swarm.protocol import NAME_PATTERN
+    from kvasir_rt.swarm.protocol import NAME_RULE, is_name
 
     name, is_named, path = text.partition("=")
     if not is_named:
         name, path = Path(text).stem, text
-    if not re.search(NAME_PATTERN, name) or not path:
-        raise click.UsageError(f"--model {text!r} must be NAME=FILE")
+    if not is_name(name) or not path:
+        raise click.UsageError(f"--model {text[:200]!r} must be NAME=FILE; a name has {NAME_RULE}")
     return name, Path(path)
 
 

@@ -143,6 +143,8 @@ def _check(options: HubOptions) -> None:
         check_out_file("--events", options.events, EVENT_LOG)
     if options.status_file is not None:
         check_out_file("--status-file", options.status_file, STATUS)
+        if options.events is not None and options.events.resolve() == options.status_file.resolve():
+            raise HubError(f"--events and --status-file are one file, {options.events}; name two")
     names = [name for name, _ in options.models]
     if len(set(names)) != len(names):
         raise HubError("--model names the same model twice")

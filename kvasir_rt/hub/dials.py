@@ -63,6 +63,21 @@ def parse_origin(text: str) -> Origin:
     return Origin(parts.hostname.lower(), port, parts.scheme)
 
 
+def parse_relay(text: str) -> str:
+    """A relay's address as it is dialled; its token goes into a header.
+
+    Raises:
+        ValueError: It is none; the message says what is wrong.
+    """
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError(f"{text[:80]!r} is not a printable ASCII address")
+    parts = urlsplit(text)
+    is_right = parts.scheme in ("ws", "wss") and parts.hostname and parts.port != 0
+    if not is_right or parts.query or parts.fragment or "@" in parts.netloc:
+        raise ValueError(f"{text[:80]!r} must be ws(s)://HOST:PORT/api/expert-relay")
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class Dials:
     """The operator's list."""

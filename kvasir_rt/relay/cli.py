@@ -21,7 +21,11 @@ from kvasir_scenario.option_numbers import Whole
 @click.option(
     "--relay", "nats", metavar="nats://HOST:PORT", help="Reach other relays through this server."
 )
-@click.option("--nats-credentials", type=click.Path(path_type=Path), help="A NATS .creds file.")
+@click.option(
+    "--nats-credentials",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="A NATS .creds file.",
+)
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
@@ -50,13 +54,15 @@ def command(**given: Any) -> None:
     nats = given["nats"]
     if nats is not None and not nats.startswith(("nats://", "tls://")):
         raise click.UsageError(f"--relay is {nats[:80]!r}; it must be nats://HOST:PORT")
+    credentials = given["nats_credentials"]
+    if credentials is not None and nats is None:
+        raise click.UsageError("--nats-credentials needs --relay nats://HOST:PORT")
     path = given["service_token_file"]
     token = (
         find_service_token(default_state())
         if path is None
         else read_secret_file(path, TOKEN_BYTES_MAX)
     )
-    credentials = given["nats_credentials"]
     with listen(given["host"], given["port"]) as listener:
         sys.exit(
             run_relay(

@@ -61,6 +61,8 @@ NO_RESPONDERS = "503"
 class PortError(KvasirError):
     """The NATS server cannot be used; the message names it and why."""
 
+    exit_status = 1
+
 
 class NatsPort:
     """A relay's place among others.

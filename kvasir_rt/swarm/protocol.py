@@ -4,6 +4,7 @@ Ranges are half-open: `experts: [a, b]` is `[a, b)`, a segment is `[layer, a, b]
 and numbers written as strings are refused, not guessed. What goes over the relay is in `frames`.
 """
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,6 +13,7 @@ PROTOCOL = 1
 
 NAME_PATTERN = r"^[!-~]([ -~]{0,126}[!-~])?$"
 """Of models and coordinators: printable ASCII, no blank at either end."""
+NAME_RULE = "1 to 128 printable ASCII characters, no blank at either end"
 NODE_PATTERN = r"^[0-9a-f]{32}$"
 """Of workers: the fingerprint of their key, see `identity.node_id`."""
 COUNT_MAX = 1 << 31
@@ -32,6 +34,11 @@ Range = Annotated[list[Whole], Field(min_length=2, max_length=2)]
 Segment = Annotated[list[Whole], Field(min_length=3, max_length=3)]
 Hex32 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+
+
+def is_name(text: str) -> bool:
+    """Whether a model or coordinator may be called so: `NAME_RULE`."""
+    return re.fullmatch(NAME_PATTERN[1:-1], text) is not None
 
 
 class Body(BaseModel):

@@ -84,8 +84,9 @@ def command(**given: Any) -> None:
     Opens outgoing connections only. SIGTERM leaves in order, a second one at once.
     """
     from kvasir_rt import logs
-    from kvasir_rt.hub.dials import parse_origin
+    from kvasir_rt.hub.dials import parse_origin, parse_relay
     from kvasir_rt.swarm.identity import read_secret_file
+    from kvasir_rt.swarm.protocol import NAME_RULE, is_name
     from kvasir_rt.worker.command import default_store, run_worker
     from kvasir_rt.worker.options import WorkerOptions
 
@@ -94,9 +95,13 @@ def command(**given: Any) -> None:
         hub = str(parse_origin(given["hub"]))
     except ValueError as error:
         raise click.UsageError(f"--hub: {error}") from None
-    relay, token_file = given["relay"], given["join_token_file"]
-    if relay is not None and not relay.startswith(("ws://", "wss://")):
-        raise click.UsageError(f"--relay is {relay[:80]!r}; it must be ws://HOST:PORT/...")
+    relay, model, token_file = given["relay"], given["model"], given["join_token_file"]
+    try:
+        relay = None if relay is None else parse_relay(relay)
+    except ValueError as error:
+        raise click.UsageError(f"--relay: {error}") from None
+    if model is not None and not is_name(model):
+        raise click.UsageError(f"--model is {model[:80]!r}; a name has {NAME_RULE}")
     options = WorkerOptions(
         hub=hub,
         relay=relay,
@@ -107,7 +112,7 @@ def command(**given: Any) -> None:
         device=given["device"],
         dtype=given["dtype"],
         threads=given["threads"],
-        model=given["model"],
+        model=model,
         join_token=None if token_file is None else read_secret_file(token_file, 1024),
         drain_s=given["drain_s"],
         quiet_s=given["quiet_s"],

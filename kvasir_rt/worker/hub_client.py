@@ -123,7 +123,10 @@ def _read_hubs(path: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise OtherHub(f"cannot read which hubs are known from {path}: {error}") from None
+        raise OtherHub(
+            f"cannot read which hubs are known from {path}: {error}; move it away, and the next "
+            "answer of each hub is believed anew"
+        ) from None
     if not isinstance(found, dict):
-        raise OtherHub(f"{path} must hold one JSON object: hub names by address")
+        raise OtherHub(f"{path} must hold one JSON object: hub names by address; move it away")
     return {str(url): str(hub) for url, hub in found.items()}

@@ -155,6 +155,10 @@ def test_a_taken_port_is_refused_at_once_and_named(tmp_path: Path) -> None:
         (["--policy", "base=-1"], "at least 0"),
         (["--policy", "hub_up_s=soon"], "seconds"),
         (["--policy", "hub_up_ns=5"], "no number"),
+        (["--policy", "hub_up_s=1e30"], "at most 1,000,000,000"),
+        (["--policy", "nodes_max=99999999999999999999"], "at most 1,000,000,000"),
+        (["--policy", "hub_up_s=1", "--policy", "hub_up_s=2"], "given twice"),
+        (["--model", "m\n=x"], "NAME=FILE"),
         (["--allow-coordinator", "10.0.0.1:80"], "http://"),
         (["--slices-bytes", "many"], "500M"),
         (["--database", "mysql://h/db"], "sqlite or postgresql"),
@@ -176,6 +180,15 @@ def refusal(capsys: pytest.CaptureFixture[str], *given: object) -> str:
         main(["hub", "--port", "0", *map(str, given)])
     assert ended.value.code == 2
     return capsys.readouterr().err
+
+
+def test_log_and_status_in_one_file_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = tmp_path / "one"
+    given = ("--state", tmp_path / "state", "--events", one, "--status-file", one)
+    assert "name two" in refusal(capsys, *given)
+    assert not one.exists()
 
 
 def test_a_second_hub_on_the_same_state_is_refused(
