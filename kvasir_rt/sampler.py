@@ -1,8 +1,10 @@
 """The tail's sampler: greedy or drawn, the same whoever shares the micro-batch.
 
-Every draw comes from one uniform number that is a hash of (seed, position), so it depends neither
-on the batch nor on what was drawn before, and a replay after a failure draws the same tokens. The
-draw walks the vocabulary in id order, so that a swap of two nearly equal logits moves nothing.
+Every draw comes from numbers, one a token, that depend on (seed, position) alone: neither on the
+batch nor on what was drawn before. A replay after a failure computes the same logits but for
+rounding, and draws the same tokens: each token races for itself, so a logit that moves by 1e-5
+changes the winner once in some 100,000 draws. (One number and a walk along the sums of all shares
+would change it once in 200: small errors add up to more than an unlikely token's share.)
 """
 
 import hashlib
@@ -84,11 +86,12 @@ def sample(
     return picked
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that depends on nothing but its arguments."""
+def uniform(seed: int, position: int, count: int) -> NDArray[np.float64]:
+    """Numbers between 0 and 1, both impossible, that depend on nothing but seed and position."""
     text = (seed % (1 << 64)).to_bytes(8, "little") + position.to_bytes(8, "little")
-    drawn = hashlib.blake2b(text, digest_size=8, person=b"kvasir").digest()
-    return (int.from_bytes(drawn, "little") >> 11) / (1 << 53)
+    key = hashlib.blake2b(text, digest_size=16, person=b"kvasir").digest()
+    raw = np.random.PCG64(int.from_bytes(key, "little")).random_raw(count)
+    return ((raw >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
 
 def _adjusted(
@@ -123,10 +126,16 @@ def _pick(logits: NDArray[np.float32], params: SamplingParams, position: int) ->
         _keep_top_p(weights, params.top_p)
     if params.min_p > 0:
         weights[weights < params.min_p * weights.max()] = 0
-    edges = weights.cumsum()
-    at = int(edges.searchsorted(uniform(params.seed, position) * edges[-1], side="right"))
-    # The product may round up to the last edge; the last token with any weight is meant then.
-    return at if at < len(weights) else int(weights.nonzero()[0][-1])
+    return _first(weights, uniform(params.seed, position, len(weights)))
+
+
+def _first(weights: NDArray[np.float64], numbers: NDArray[np.float64]) -> int:
+    """Who is first when each arrives after -log(1 - number) / weight: as often as its share."""
+    most = weights / numbers  # -log(1 - number) is at least the number: few need their logarithm.
+    best = int(most.argmax())
+    least = weights[best] / -math.log1p(-numbers[best])
+    likely = np.flatnonzero(most >= least * (1 - 1e-9))
+    return int(likely[(weights[likely] / -np.log1p(-numbers[likely])).argmax()])
 
 
 def _keep_top_k(weights: NDArray[np.float64], count: int) -> None:
