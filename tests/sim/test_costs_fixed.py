@@ -5,7 +5,9 @@ import pytest
 from kvasir_core.errors import ScenarioError
 from kvasir_sim.costs import build_costs
 from kvasir_sim.costs.fixed import FixedCosts
+from kvasir_sim.run import run
 from tests.sim.cost_inputs import micro_batch, scenario
+from tests.sim.shipped import shipped
 
 
 def test_a_stage_takes_its_pass_and_its_rows() -> None:
@@ -64,3 +66,17 @@ def test_the_report_says_that_nothing_was_measured() -> None:
 def test_a_time_that_cannot_be_names_stage_and_value(value: float) -> None:
     with pytest.raises(ScenarioError, match=r"stage 1: per_token_s is .* must be from 0"):
         FixedCosts([1.0, 1.0], [0.0, value])
+
+
+def test_the_bridge_turns_a_lap_around_in_the_time_given() -> None:
+    costs = FixedCosts([1.0], [0.0], 250_000_000)
+    assert costs.turnaround_ns == 250_000_000
+    assert costs.describe()[-1] == "bridge: 0.25 s a lap"
+    load = "{kind: closed, users: 1, prompt_tokens: 1, output_tokens: 4, requests: 1}"
+    change = ["what_if={}", f"workload={load}", "costs={kind: fixed, pass_s: 1}"]
+    quick, slow = (
+        run(shipped("equal_stages", [*change, *more])).report
+        for more in ([], ["costs.turnaround_s=0.5"])
+    )
+    laps = 4
+    assert slow.elapsed_s == pytest.approx(quick.elapsed_s + laps * 0.5)

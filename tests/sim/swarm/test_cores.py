@@ -140,6 +140,7 @@ def test_the_bridge_takes_its_turn_on_the_same_core() -> None:
     # The second is computed from 10 on, beside the first one's turn (5): both at half speed.
     assert ring.returned == [(0, 20), (1, 30)]
     assert [flight.computed for flight in flights] == [[10, 0], [15, 0]]
+    assert not ring.pipeline._turning, "nothing is kept"
 
 
 def test_what_the_bridge_had_in_hand_is_lost_with_the_epoch() -> None:
