@@ -30,7 +30,7 @@ from kvasir_rt.model.shape import ModelShape
 from kvasir_rt.model_files import find_model
 from kvasir_rt.ring_errors import RingDown
 from kvasir_rt.sampling import SamplingParams
-from kvasir_rt.serve_plan import RingOptions, plan_for
+from kvasir_rt.serve_plan import RingOptions, check_devices, plan_for
 from kvasir_rt.submission import EndEvent, EngineEvent, Submission
 from kvasir_rt.switchboard import LineOptions
 from kvasir_scenario.option_numbers import TOKENS_MAX, Whole
@@ -72,6 +72,7 @@ class BenchRing:
             shape = ModelShape.of(gguf)
         self.vocabulary = shape.vocab
         self.plan = plan_for(shape, ring)
+        check_devices(ring.devices_of(self.plan.stages))
         compute = wire.ModelSpec(
             path=str(model), sha256="", devices=ring.devices_of(self.plan.stages)
         )

@@ -142,7 +142,7 @@ def group() -> None:
     "--launcher", type=click.Choice(["processes", "ray"]), default="processes", show_default=True,
     help="Who starts the stages.",
 )  # fmt: skip
-@click.option("--cluster", default="auto", metavar="auto|HOST:PORT", help="With --launcher ray.")
+@click.option("--cluster", metavar="auto|HOST:PORT", help="With --launcher ray. [default: auto]")
 @click.option("--events", type=click.Path(path_type=Path), help="Write the core's event log.")
 @expert_options
 @click.option(
@@ -198,13 +198,15 @@ def serve(**given: Any) -> None:
         experts=experts,
     )
     if given["launcher"] == "processes":
+        if given["cluster"] is not None:
+            raise click.UsageError("--cluster needs --launcher ray")
         sys.exit(run(options))
     if options.remote or options.ring_listen or options.ring_keys:
         raise click.UsageError("--launcher ray places every stage; leave --remote and --ring-* out")
     from kvasir_rt.ray_stages import placed_on_ray
     from kvasir_rt.serve import say
 
-    with placed_on_ray(options, given["cluster"], say) as placed:
+    with placed_on_ray(options, given["cluster"] or "auto", say) as placed:
         sys.exit(run(placed))
 
 

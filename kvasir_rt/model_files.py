@@ -17,10 +17,10 @@ def find_model(name: str) -> Path:
     """
     if name not in PACKAGED:
         path = Path(name)
-        if not path.exists():
+        if not name or not path.exists():
             raise ModelFileError(
-                f"{name}: there is no such file; give the path of a GGUF file, or one of the "
-                f"names {', '.join(PACKAGED)}"
+                f"{name or repr(name)}: there is no such file; give the path of a GGUF file, or "
+                f"one of the names {', '.join(PACKAGED)}"
             )
         return path
     package, relative = PACKAGED[name]

@@ -45,6 +45,19 @@ def _compute(
         compute()
 
 
+def check_neighbours(count: int) -> None:
+    """Whether this process may use a core for each of them and one of its own.
+
+    Raises:
+        PlanError: It may not.
+    """
+    cores = len(os.sched_getaffinity(0))
+    if count >= cores:
+        raise PlanError(
+            f"--neighbours {count} needs {count + 1} cores; this process may use {cores}"
+        )
+
+
 class Neighbours:
     """`options.neighbours` processes with the same layers, each on a core of its own, at rest."""
 
@@ -62,10 +75,7 @@ class Neighbours:
             PlanError: There are not so many cores, or one did not load.
         """
         cores, count = self._cores, self._count
-        if count >= len(cores):
-            raise PlanError(
-                f"--neighbours {count} needs {count + 1} cores; this process may use {len(cores)}"
-            )
+        check_neighbours(count)
         context = multiprocessing.get_context("spawn")
         try:
             for core in cores[-count:]:

@@ -22,8 +22,9 @@ import click
 from kvasir_core.errors import PlanError, ScenarioError
 from kvasir_rt.expert_bench import measure_experts
 from kvasir_rt.model_files import find_model, model_name
-from kvasir_rt.neighbours import Neighbours
+from kvasir_rt.neighbours import Neighbours, check_neighbours
 from kvasir_rt.rescale import SpeedProbe, few_sizes
+from kvasir_rt.serve_plan import check_devices
 from kvasir_rt.stage_bench import (
     ProfileOptions,
     StageBench,
@@ -308,6 +309,8 @@ def command(
     )
     say: Say = (lambda _: None) if quiet else (lambda text: print(text, file=sys.stderr))
     check_out_file("--out", out, PROFILE, (".json",))
+    check_devices([device])
+    check_neighbours(neighbours)
     if rescale is None:
         profile = measure_profile(find_model(model), model_name(model), options, say)
     else:

@@ -116,6 +116,10 @@ def prepare(options: ServeOptions) -> Prepared:
         )
     if options.name is not None and not options.name.strip():
         raise ServeError("--name is empty; leave it out to take the model's")
+    if options.name is not None and not options.name.isprintable():
+        raise ServeError(
+            f"--name is {options.name[:40]!r}; it must be one line that can be printed"
+        )
     if not options.remote and (options.ring_listen or options.ring_keys):
         raise ServeError(
             "--ring-listen and --ring-keys are for stages that join; say which: --remote 1,2"

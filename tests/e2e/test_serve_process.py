@@ -193,6 +193,8 @@ def test_m5_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         (["--layers", "9" * 5000 + ",2"], ["18,12"]),
         (["--remote", "9" * 5000], ["1,2"]),
         (["--name", ""], ["--name", "leave it out"]),
+        (["--name", "a\nb"], ["--name", "one line"]),
+        (["--cluster", "auto"], ["--cluster", "--launcher ray"]),
         (["--events", "/no/such/place"], ["--events", "no directory /no/such"]),
         (["--events", __file__], ["--events", "did not write it"]),
         (["--status-file", __file__], ["--status-file", "did not write it"]),

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
@@ -191,6 +192,23 @@ def test_wrong_sizes_are_told(tiny: Path, arguments: list[str], word: str) -> No
     result = CliRunner().invoke(profile.command, [str(tiny), *arguments])
     assert result.exit_code == 2
     assert word in result.output
+
+
+@pytest.mark.parametrize("command", [profile.command, bench.command])
+@pytest.mark.parametrize(("device", "why"), [("cuda:99", "is not there"), ("gpu7", "no device")])
+def test_a_device_that_is_not_here_is_told_before_anything_is_loaded(
+    tiny: Path, command: click.Command, device: str, why: str
+) -> None:
+    result = CliRunner().invoke(command, [str(tiny), "--device", device])
+    assert isinstance(result.exception, PlanError)
+    assert why in str(result.exception)
+    assert not result.output
+
+
+def test_more_neighbours_than_cores_are_refused_before_anything_is_measured(tiny: Path) -> None:
+    result = CliRunner().invoke(profile.command, [str(tiny), "--neighbours", "1024"])
+    assert isinstance(result.exception, PlanError)
+    assert not result.output
 
 
 def test_where_the_profile_cannot_be_written_is_told_before_anything_is_measured(

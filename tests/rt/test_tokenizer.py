@@ -307,6 +307,8 @@ def test_a_model_is_found_by_path_or_named_with_what_to_do(tmp_path: Path) -> No
     assert model_name("smollm2-135m") == "smollm2-135m"
     with pytest.raises(ModelFileError, match=r"no such file; give the path .* smollm2-135m"):
         find_model(str(tmp_path / "gone.gguf"))
+    with pytest.raises(ModelFileError, match="'': there is no such file"):
+        find_model("")
 
 
 def test_a_named_model_whose_package_is_missing_says_how_to_install_it(
