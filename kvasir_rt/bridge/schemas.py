@@ -254,7 +254,10 @@ def _explained(message: str, raw: dict[str, Any]) -> ApiError:
     if rule.startswith("Invalid enum value"):
         known = "text" if where.endswith(".type") else ", ".join(ROLES)
         return bad_request(f"{where} is {found}; supported here: {known}.")
-    return bad_request(f"{where}: {rule[:1].lower()}{rule[1:].replace('`', '')}, found {found}.")
+    rule = f"{where}: {rule[:1].lower()}{rule[1:].replace('`', '')}"
+    if where.endswith("[...]"):  # A map's value; the decoder does not say which.
+        return bad_request(f"{rule}.")
+    return bad_request(f"{rule}, found {found}.")
 
 
 def _value_at(raw: Any, where: str) -> str:

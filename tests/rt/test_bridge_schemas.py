@@ -80,7 +80,7 @@ def test_one_is_not_true() -> None:
         ("top_p", 1.5, ["top_p", "1.5"]),
         ("seed", 2**70, ["seed"]),
         ("stop", [1], ["stop[0]", "str", "1"]),
-        ("logit_bias", {"1": 1000}, ["logit_bias"]),
+        ("logit_bias", {"1": 1000}, ["logit_bias[...]: expected float <= 100.0."]),
         ("stream_options", {"odd": 1}, ["stream_options.odd"]),
         ("deadline_s", 0, ["deadline_s"]),
         ("user", "x" * 1000, ["user"]),
