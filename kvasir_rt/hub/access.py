@@ -6,7 +6,7 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from kvasir_core.swarm.words import WorkerId
-from kvasir_rt.bridge.errors import ApiError
+from kvasir_rt.bridge.errors import ApiError, bad_request
 from kvasir_rt.hub.auth import Keeper, Principal, Scope, unauthenticated
 from kvasir_rt.hub.dials import is_loopback_host
 from kvasir_rt.hub.limits import HubLimits
@@ -71,6 +71,8 @@ def _caller(request: Request, credentials: Credentials) -> Principal | None:
     if "authorization" not in request.headers:
         gate.stranger(address_of(request))
         return None
+    if len(request.headers.getlist("authorization")) > 1:
+        raise bad_request("Authorization is sent once.")
     token = credentials.credentials if credentials is not None else ""
     return gate.known(token, address_of(request))
 

@@ -3,6 +3,7 @@
 Plain ASGI. What passes is handed on as one piece; the router never waits for a slow client.
 """
 
+import json
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -75,6 +76,7 @@ class Intake:
             )
         raw = read_json(body)
         self._check_shape(raw)
+        json.loads(body, object_pairs_hook=_check_keys)
         # Written anew, so that the router reads exactly what was checked here.
         return msgspec.json.encode(raw)
 
@@ -101,6 +103,14 @@ class Intake:
             f"The JSON is nested more than {self._limits.json_depth_max} levels deep.",
             code="invalid_json",
         )
+
+
+def _check_keys(pairs: list[tuple[str, Any]]) -> None:
+    """Readers differ in which of two equal keys counts."""
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise bad_request(f"{name[:40]!r} is in an object twice.", code="invalid_json")
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -17,6 +17,7 @@ from kvasir_rt.relay.gate import Gate
 from kvasir_rt.relay.relay import Relay
 from kvasir_rt.relay.websocket import ABORT_KEY, AsgiSocket
 from kvasir_rt.swarm.frames import SESSION_HEADER
+from kvasir_rt.swarm.protocol import PROTOCOL, PROTOCOL_HEADER
 
 logger = logging.getLogger("kvasir.relay")
 
@@ -86,6 +87,11 @@ def _credentials(scope: Scope) -> tuple[str, Session | None]:
     headers = Headers(scope=scope)
     if "origin" in headers:
         raise ApiError(403, "Browsers have no business here.", code="origin_not_allowed")
+    spoken = headers.get(PROTOCOL_HEADER, str(PROTOCOL))
+    if spoken != str(PROTOCOL):
+        raise bad_request(
+            f"{PROTOCOL_HEADER} is {spoken[:32]!r}, here it is {PROTOCOL}: use one release."
+        )
     given = headers.getlist("authorization")
     if len(given) > 1 or len(headers.getlist(SESSION_HEADER)) > 1:
         raise bad_request(f"Authorization and {SESSION_HEADER} are sent once.")

@@ -13,7 +13,7 @@ from websockets.exceptions import (
 from kvasir_core.errors import KvasirError
 from kvasir_rt.relay.channel import ChannelClosed
 from kvasir_rt.swarm.frames import MESSAGE_BYTES_MAX, SESSION_HEADER
-from kvasir_rt.swarm.protocol import PROTOCOL
+from kvasir_rt.swarm.protocol import PROTOCOL, PROTOCOL_HEADER
 
 RELAY_PATH = "/api/expert-relay"
 OPEN_S_MAX = 10.0
@@ -86,7 +86,7 @@ async def dial(url: str, token: str, session: int | None = None) -> DialSocket:
     Raises:
         DialError: It was refused, or the relay cannot be reached.
     """
-    headers = {"Authorization": f"Bearer {token}", "Kvasir-Protocol": str(PROTOCOL)}
+    headers = {"Authorization": f"Bearer {token}", PROTOCOL_HEADER: str(PROTOCOL)}
     if session is not None:
         headers[SESSION_HEADER] = str(session)
     try:

@@ -17,13 +17,18 @@ ABORT_KEY: Final = "kvasir.abort"
 
 
 class RelayWebSocket(WebSocketsSansIOProtocol):
-    """Puts the transport's `abort` into the scope's extensions."""
+    """Puts the transport's `abort` into the scope's extensions; a refusal is no error."""
 
     async def run_asgi(self) -> None:
         extensions: dict[str, Any] = dict(self.scope["extensions"] or {})
         extensions[ABORT_KEY] = self.transport.abort
         self.scope["extensions"] = extensions
         await super().run_asgi()
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
+            self.handshake_complete = True  # Or the log gets an error from every stranger.
 
 
 class AsgiSocket:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 PROTOCOL = 1
+PROTOCOL_HEADER = "Kvasir-Protocol"
 
 NAME_PATTERN = r"^[!-~]([ -~]{0,126}[!-~])?$"
 """Of models and coordinators: printable ASCII, no blank at either end."""

@@ -344,6 +344,19 @@ def test_a_web_page_of_another_site(hub: RunningHub) -> None:
     refused(hub.client.get("/api/swarm", headers={"Host": "evil.example"}), 403)
 
 
+def test_what_is_said_twice_is_refused(hub: RunningHub, worker: Worker) -> None:
+    token = bearer(worker.token)
+    for body in (
+        b'{"max_experts": 1, "max_experts": 2}',
+        b'{"max_experts": 1, "holds": [{"a": 1, "a": 1}]}',
+    ):
+        headers = {**token, "Content-Type": "application/json"}
+        answer = hub.client.post("/api/expert-volunteer", content=body, headers=headers)
+        assert "twice" in refused(answer, 400, "invalid_json")
+    twice = [*token.items(), ("Authorization", "Bearer other")]
+    refused(hub.client.get("/api/swarm", headers=twice), 400)
+
+
 def _socket(hub: RunningHub) -> socket.socket:
     host, port = hub.url.removeprefix("http://").split(":")
     return socket.create_connection((host, int(port)), timeout=10)

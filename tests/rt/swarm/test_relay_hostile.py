@@ -177,6 +177,7 @@ def test_each_end_may_say_only_what_is_its_own() -> None:
         ({"Authorization": "Bearer " + "x" * 600}, "", 401),
         ({"Authorization": "Bearer worker-token"}, "", 401),  # No session: a coordinator's end.
         ({"Authorization": f"Bearer {SERVICE}", "Kvasir-Session": "1"}, "", 401),
+        ({"Authorization": f"Bearer {SERVICE}", "Kvasir-Protocol": "99"}, "", 400),
         ({"Authorization": "Bearer worker-token", "Kvasir-Session": "-1"}, "", 400),
         ({"Authorization": "Bearer worker-token", "Kvasir-Session": "1e3"}, "", 400),
         ({"Authorization": "Bearer worker-token", "Kvasir-Session": "9" * 40}, "", 400),
@@ -186,7 +187,7 @@ def test_each_end_may_say_only_what_is_its_own() -> None:
     ],
 )  # fmt: skip
 def test_a_dial_that_is_not_right_is_refused_before_it_is_a_websocket(
-    headers: dict[str, str], query: str, status: int
+    headers: dict[str, str], query: str, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
         async with live_relay() as relay:
@@ -199,6 +200,7 @@ def test_a_dial_that_is_not_right_is_refused_before_it_is_a_websocket(
             assert refused.value.response.status_code == status
             assert b'"error"' in (refused.value.response.body or b"")
             await valid_exchange(relay, 1)
+            assert not [each for each in caplog.records if each.levelname == "ERROR"]
 
     asyncio.run(story())
 
