@@ -10,10 +10,11 @@ Six things limit output tokens per second, each alone:
   computing and for the round trips of its layers to the nearest workers.
 - *workers*: each layer's experts of such a micro-batch read once, by all workers together as fast
   as they are, if every expert is everywhere.
-- *cores*: where stages and workers share them, all that they compute for such a micro-batch.
+- *cores*: where stages and workers share them, all that they compute for such a micro-batch: with
+  its routed experts at the quickest worker or all in the stages, whichever is less.
 - *links*: its rows to and from workers over the stage's uplink, in as many slices as a layer has.
 
-Alone, the slowest stage also computes its routed experts.
+Alone, the slowest stage also computes its routed experts, and all stages share the cores.
 """
 
 from collections.abc import Sequence
@@ -61,7 +62,8 @@ class Peak:
         layers: Of routed experts.
         remote_ns: Computing, with every routed expert elsewhere;
         ring_ns: of all stages together.
-        local_ns: Computing, with every routed expert here.
+        local_ns: Computing, with every routed expert here;
+        ring_local_ns: of all stages together.
         output: Mean output tokens of a request.
     """
 
@@ -71,6 +73,7 @@ class Peak:
     remote_ns: int
     ring_ns: int
     local_ns: int
+    ring_local_ns: int
     output: float
 
 
@@ -97,17 +100,18 @@ def peak_of(swarm: "Swarm", plan: Plan, costs: CostModel) -> Peak | None:
         decodes=width, context=round(prompt + output / 2), chunk_rows=max(0, chunk),
         chunk_start=round(prompt / 2),
     ).micro_batch  # fmt: skip
-    ring_ns = sum(
-        swarm.work.rest_ns(number, rows, own_ns) + swarm.work.layers[number] * call_ns
-        for number, own_ns in enumerate(costs.holds(batch))
+    ring_rest_ns = sum(
+        swarm.work.rest_ns(number, rows, own_ns) for number, own_ns in enumerate(costs.holds(batch))
     )
+    numbers = range(len(swarm.work.layers))
     return Peak(
         rows=rows,
         tokens=width * share * NANOS_PER_SECOND,
         layers=layers,
         remote_ns=max(1, rest + calls),
-        ring_ns=ring_ns,
+        ring_ns=ring_rest_ns + sum(swarm.work.layers) * call_ns,
         local_ns=max(1, rest + swarm.work.all_local_ns(stage, rows)),
+        ring_local_ns=ring_rest_ns + sum(swarm.work.all_local_ns(each, rows) for each in numbers),
         output=output,
     )
 
@@ -122,14 +126,15 @@ def bound_of(swarm: "Swarm", peak: Peak) -> BoundPart:
     workers_ns = _workers_ns(swarm, peak.rows)
     if workers_ns is not None:
         terms["workers"] = peak.tokens / workers_ns
+    alone = peak.tokens / peak.local_ns
     cores = swarm.experts.cores
     if cores is not None:
-        computed_ns = peak.ring_ns + _least_ns(swarm, peak.rows)
+        computed_ns = min(peak.ring_ns + _least_ns(swarm, peak.rows), peak.ring_local_ns)
         terms["cores"] = cores * peak.tokens / max(1, computed_ns)
+        alone = min(alone, cores * peak.tokens / max(1, peak.ring_local_ns))
     link_ns = _link_ns(swarm, peak.rows, peak.layers)
     if link_ns:
         terms["links"] = peak.tokens / link_ns
-    alone = peak.tokens / peak.local_ns
     offered = _offered(swarm.scenario, peak.output)
     if offered is not None:
         terms["offered"] = offered

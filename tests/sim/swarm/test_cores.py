@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvasir_scenario.swarm_report import BoundPart
 from kvasir_sim.pipeline import Clock, Flight
 from kvasir_sim.swarm.calls import Carrier
 from kvasir_sim.swarm.cores import Cores
@@ -161,6 +162,21 @@ def test_shared_cores_bound_what_can_be_had() -> None:
     assert two["cores"] == pytest.approx(two["stages"])  # Two equal stages, a core for each.
     assert two["cores"] == pytest.approx(2 * one["cores"])
     assert terms(2, [LAN])["cores"] < two["cores"]
+
+
+def test_what_shared_cores_bound_is_never_less_than_the_stages_alone_compute_on_them() -> None:
+    """Workers that are slower than the stages are no reason to expect less than without them."""
+    slow = LAN | {"per_expert_s": 1.0}
+
+    def bound(cores: int | None) -> BoundPart:
+        found = Run(scenario_of(section={"cores": cores}, workers=[slow])).part.bound
+        assert found is not None
+        return found
+
+    own, one = bound(None), bound(1)
+    alone = one.alone_output_tokens_per_s
+    assert alone == pytest.approx(own.alone_output_tokens_per_s / 2)  # Two equal stages, one core.
+    assert one.terms["cores"] == pytest.approx(alone)
 
 
 def test_a_worker_that_stalls_is_waited_for_on_shared_cores_too() -> None:
