@@ -6,6 +6,7 @@ write the state and leave; connections under way get a few seconds.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -39,6 +40,7 @@ from kvasir_rt.swarm.event_log import EventLog
 from kvasir_rt.swarm.identity import create_secret_file, read_secret_file
 from kvasir_scenario.ending import heeded_stops
 from kvasir_scenario.out_file import EVENT_LOG, STATUS, check_out_file
+from kvasir_scenario.run_dir import named_output
 
 TOKEN_VARIABLE = "KVASIR_HUB_TOKEN"  # noqa: S105 - Where it is looked for.
 TOKEN_CHARACTERS_MIN = 16
@@ -287,6 +289,8 @@ class HubRun:
             part.write_text(json.dumps(status) + "\n", encoding="utf-8")
             part.replace(path)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
             raise AddressError(f"cannot write the status file {path}: {error.strerror}") from None
 
 
@@ -320,7 +324,5 @@ def _open_models(models: tuple[tuple[str, Path], ...]) -> dict[ModelName, Expert
 def _open_events(path: Path | None, policy: SwarmPolicy, seed: int) -> EventLog | None:
     if path is None:
         return None
-    try:
+    with named_output(path):
         return EventLog(path, policy, seed)
-    except OSError as error:
-        raise HubError(f"cannot write the event log {path}: {error.strerror}") from None
