@@ -14,6 +14,7 @@ from typing import Any, cast
 from kvasir_rt.swarm import protocol as wire
 from kvasir_rt.swarm.hub_http import HubError, HubHttp, HubRefused
 from kvasir_rt.swarm.identity import Identity
+from kvasir_scenario.run_dir import named_output
 
 RENEW_BEFORE_S = 60.0
 HUBS_FILE = "hubs.json"
@@ -112,8 +113,12 @@ class HubClient:
                 f"operator began anew, remove {self._hubs}; else somebody stands in between"
             )
         part = self._hubs.with_name(f"{HUBS_FILE}.{os.getpid()}.part")
-        part.write_text(json.dumps({**known, self.http.url: hub}) + "\n", encoding="utf-8")
-        part.replace(self._hubs)
+        try:
+            with named_output(self._hubs):
+                part.write_text(json.dumps({**known, self.http.url: hub}) + "\n", encoding="utf-8")
+                part.replace(self._hubs)
+        finally:
+            part.unlink(missing_ok=True)
 
 
 def _read_hubs(path: Path) -> dict[str, str]:

@@ -81,6 +81,7 @@ class Worker:
         self._fits = options.experts_max  # As many as memory has shown to have room for.
         self._is_draining = False
         self._problem = ""  # Why there was no slice the last time.
+        self._status_problem = ""  # Why there was no status file the last time.
 
     @property
     def is_connected(self) -> bool:
@@ -381,5 +382,10 @@ class Worker:
         try:
             part.write_text(json.dumps(status) + "\n", encoding="utf-8")
             part.replace(path)
+            self._status_problem = ""
         except OSError as error:
-            log_event(logger, "no status file", level=logging.WARNING, why=str(error))
+            if str(error) != self._status_problem:  # Said once, not at every heartbeat.
+                self._status_problem = str(error)
+                log_event(logger, "no status file", level=logging.WARNING, why=str(error))
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)

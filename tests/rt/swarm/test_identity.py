@@ -1,9 +1,12 @@
-"""Keys and the challenge they sign."""
+"""Keys, the challenge they sign, and the hubs that are remembered."""
 
+import asyncio
+import os
 from pathlib import Path
 
 import pytest
 
+from kvasir_core.errors import OutputError
 from kvasir_rt.swarm.identity import (
     Identity,
     IdentityError,
@@ -12,6 +15,8 @@ from kvasir_rt.swarm.identity import (
     node_id,
     read_secret_file,
 )
+from kvasir_rt.worker.hub_client import HubClient
+from tests.rt.hub.hubs import running_hub
 
 
 def test_a_key_file_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
@@ -59,3 +64,23 @@ def test_a_directory_is_no_secret(tmp_path: Path) -> None:
     with pytest.raises(IdentityError, match="regular"):
         read_secret_file(tmp_path, 10)
     assert not create_secret_file(tmp_path, "x")
+
+
+def test_a_full_disk_is_named_where_a_hub_is_to_be_remembered(tmp_path: Path) -> None:
+    store = tmp_path / "node"
+    store.mkdir()
+    part = store / f"hubs.json.{os.getpid()}.part"
+    part.symlink_to("/dev/full")
+
+    async def story(url: str) -> None:
+        client = HubClient(url, Identity.fresh(), store)
+        try:
+            with pytest.raises(OutputError, match=r"hubs\.json cannot be written: No space left"):
+                await client.token()
+            assert not list(store.iterdir())
+            assert await client.token()
+        finally:
+            await client.close()
+
+    with running_hub(tmp_path) as hub:
+        asyncio.run(story(hub.url))
