@@ -2,7 +2,8 @@
 
 The order: the model's header is read and the plan made (a wrong file opens no port), the port is
 bound (a taken one costs no loading), HTTP answers "loading", the stages are spawned and load, and
-then one line says what is served. SIGTERM drains; Ctrl-C ends at once; either leaves no process.
+then one line says what is served. SIGTERM drains; Ctrl-C and SIGHUP end at once; none leaves a
+process.
 """
 
 import asyncio
@@ -46,6 +47,7 @@ from kvasir_rt.ring_errors import RingDown
 from kvasir_rt.serve_experts import ExpertOptions, check_experts, experts_spec
 from kvasir_rt.serve_plan import AUTO, RingOptions, check_devices, plan_for
 from kvasir_rt.switchboard import LineOptions, threads_of
+from kvasir_scenario.ending import heeded_stops
 from kvasir_scenario.out_file import EVENT_LOG, STATUS, check_out_file
 
 if TYPE_CHECKING:
@@ -247,6 +249,8 @@ class ServeRun:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
         loop.add_signal_handler(signal.SIGINT, self._on_sigint)
+        if signal.SIGHUP in heeded_stops():
+            loop.add_signal_handler(signal.SIGHUP, self._on_sigint)
         self._write_status("loading")
         serving = asyncio.create_task(self._server.serve())
         stopped = asyncio.create_task(self._stop.wait())

@@ -99,6 +99,23 @@ def test_sigterm_lets_a_stream_end(tiny: str, tmp_path: Path) -> None:
         assert server.process.wait(20) == 0
 
 
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGHUP])
+def test_an_end_that_does_not_wait_is_told_to_every_client(
+    tiny: str, tmp_path: Path, how: signal.Signals
+) -> None:
+    body = {"prompt": "hello", "max_tokens": 500, "stream": True, "ignore_eos": True, "n": 8}
+    with serving(tmp_path, tiny) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        with client.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.process.send_signal(how)
+            rest = [line for line in lines if line]
+        assert '"code":"draining"' in rest[-1]
+        assert server.process.wait(20) == 0
+        assert not server.status_file.exists()
+        assert "Traceback" not in server.errors.read_text()
+
+
 def test_a_second_sigterm_ends_the_drain(tiny: str, tmp_path: Path) -> None:
     body = {"prompt": "hello", "max_tokens": 500, "stream": True, "ignore_eos": True, "n": 8}
     with serving(tmp_path, tiny) as server, httpx.Client(base_url=server.url, timeout=60) as client:
