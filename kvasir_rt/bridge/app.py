@@ -98,7 +98,7 @@ class Bridge:
             routes=routes,
             middleware=[
                 Middleware(Surround, counted=self.meters.answered),
-                Middleware(Door, api_key=api_key),
+                Middleware(Door, api_key=api_key, header_bytes_max=self.limits.header_bytes_max),
             ],
             exception_handlers={ApiError: on_api_error, HTTPException: on_http_exception},
         )

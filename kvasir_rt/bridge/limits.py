@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 MEBIBYTE = 1 << 20
+HEADER_BYTES_MAX = 32 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +14,7 @@ class Limits:
     body_bytes_max: int = 8 * MEBIBYTE  # About 2 million words: above any context we can serve.
     bodies_bytes_max: int = 128 * MEBIBYTE  # All bodies being read at once.
     body_s_max: float = 30.0  # From the headers to the last byte of the body.
-    header_bytes_max: int = 32 * 1024
+    header_bytes_max: int = HEADER_BYTES_MAX
     header_s_max: float = 15.0  # From the connection (or the last answer) to complete headers.
     linger_s_max: float = 2.0  # An answer was sent before the body had arrived: let it be read.
     write_s_max: float = 60.0  # A client that reads nothing for so long is gone.

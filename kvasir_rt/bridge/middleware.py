@@ -24,7 +24,7 @@ from kvasir_rt.bridge.errors import (
     error_response,
     json_response,
 )
-from kvasir_rt.bridge.limits import Limits
+from kvasir_rt.bridge.limits import HEADER_BYTES_MAX, Limits
 from kvasir_rt.bridge.live_page import RING_FILES, SWARM_FILES
 from kvasir_rt.logs import log_event, request_id_of_task
 
@@ -93,24 +93,40 @@ class Surround:
 
 
 class Door:
-    """Refuses who has no key, and browsers sent here by another site.
+    """Refuses who has no key, browsers sent here by another site, and long headers.
 
     Args:
         app: What is behind the door.
         api_key: The key every path but `/health` needs; None leaves the door open (loopback only).
+        header_bytes_max: The server looks only at headers that do not come whole.
     """
 
-    def __init__(self, app: ASGIApp, *, api_key: str | None) -> None:
+    def __init__(
+        self, app: ASGIApp, *, api_key: str | None, header_bytes_max: int = HEADER_BYTES_MAX
+    ) -> None:
         self._app = app
+        self._header_bytes_max = header_bytes_max
         self._digest = None if api_key is None else _digest(api_key.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            refusal = self._refusal(scope["path"], Headers(scope=scope))
+            refusal = self._too_long(scope)
+            refusal = refusal or self._refusal(scope["path"], Headers(scope=scope))
             if refusal is not None:
                 await error_response(refusal)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+    def _too_long(self, scope: Scope) -> ApiError | None:
+        line = len(scope["raw_path"]) + len(scope["query_string"])
+        found = line + sum(len(name) + len(value) for name, value in scope["headers"])
+        if found <= self._header_bytes_max:
+            return None
+        return ApiError(
+            400,
+            f"The headers have {found} bytes; the limit is {self._header_bytes_max}.",
+            code="invalid_http",
+        )
 
     def _refusal(self, path: str, headers: Headers) -> ApiError | None:
         if path in OPEN_PATHS:

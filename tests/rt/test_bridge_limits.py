@@ -325,6 +325,15 @@ def test_headers_over_the_limit_are_refused(small: Running) -> None:
     assert json.loads(got.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
 
 
+@pytest.mark.parametrize("place", ["header", "path"])
+def test_headers_over_the_limit_that_come_whole_are_refused_too(small: Running, place: str) -> None:
+    long = "y" * 9000
+    path = f"/v1/models?{long}" if place == "path" else "/v1/models"
+    response = small.client.get(path, headers={"x": long} if place == "header" else {})
+    is_error(response, 400, "invalid_http")
+    assert small.client.get("/v1/models").status_code == 200
+
+
 @pytest.mark.parametrize(
     "garbage",
     [
