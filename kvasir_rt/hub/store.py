@@ -47,6 +47,7 @@ from kvasir_rt.hub.record import Entry
 
 SCHEMA_VERSION = 1
 COUNTER_GAP = 1 << 16  # More claims or dials than a hub grants between two writes.
+ANEW = "move it away to start anew, or name another database"
 ADVISORY_LOCK = 0x6B7661736972  # "kvasir"; one hub per PostgreSQL database.
 
 Row = tuple[Any, ...]
@@ -108,13 +109,13 @@ class Store:
                 _write_meta(connection, {"schema_version": str(SCHEMA_VERSION), "hub": hub})
             self.hub = hub
             return hub
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, ValueError) as error:
             self.close()
             if isinstance(error, OperationalError):
                 raise StoreUnusable(
                     f"{self._shown}: {_first_line(error)}; is it up, and is there room on its disk?"
                 ) from None
-            raise StoreError(f"{self._shown}: {_first_line(error)}") from None
+            raise StoreError(f"{self._shown}: {_first_line(error)}; {ANEW}") from None
         except BaseException:
             self.close()
             raise
@@ -137,8 +138,10 @@ class Store:
         try:
             with self._engine.connect() as connection:
                 return self._load(connection, claim_ttl_ns)
-        except (SQLAlchemyError, ValueError, KeyError) as error:
-            raise StoreError(f"{self._shown}: cannot be read: {_first_line(error)}") from None
+        except (SQLAlchemyError, ValueError, KeyError, TypeError) as error:
+            raise StoreError(
+                f"{self._shown}: cannot be read: {_first_line(error)}; {ANEW}"
+            ) from None
 
     def _load(self, connection: Connection, claim_ttl_ns: int) -> StateRestored | None:
         meta = _read_meta(connection)

@@ -186,8 +186,35 @@ def test_a_database_that_cannot_be_used_says_so(url: str, why: str) -> None:
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "hub.sqlite").write_bytes(b"no database at all" * 100)
-    with pytest.raises(StoreError, match="not a database"):
+    with pytest.raises(StoreError, match="not a database; move it away to start anew"):
         make_store(sqlite(tmp_path)).open()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE kvasir_meta SET value = 'abc' WHERE key = 'schema_version'",
+        "UPDATE kvasir_meta SET value = 'abc' WHERE key = 'written_ns'",
+        "UPDATE kvasir_models SET layers = 'null'",
+        "UPDATE kvasir_models SET layers = '['",
+    ],
+)
+def test_damaged_rows_are_refused_with_what_to_do(tmp_path: Path, damage: str) -> None:
+    store = make_store(sqlite(tmp_path))
+    store.open()
+    store.write(STATE, Nanos(0))
+    with store._engine.begin() as connection:
+        assert connection.execute(text(damage)).rowcount
+    store.close()
+    again = make_store(sqlite(tmp_path))
+
+    def read() -> None:
+        again.open()
+        again.load(120 * SECOND)
+
+    with pytest.raises(StoreError, match="move it away to start anew"):
+        read()
+    again.close()
 
 
 def test_a_password_is_never_shown(tmp_path: Path) -> None:
