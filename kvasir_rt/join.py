@@ -11,6 +11,7 @@ import ipaddress
 import json
 import os
 import secrets
+import socket
 import time
 from collections import deque
 from collections.abc import Callable
@@ -163,6 +164,23 @@ def digest_of(model: Path) -> str:
         return gguf.digest()
 
 
+def check_place(listen: str, core: int | None) -> None:
+    """Whether a stage can be here; the ring would have to hear of it otherwise.
+
+    Raises:
+        JoinError: The address is taken or not this machine's, or the core is not to be used.
+    """
+    cores = os.sched_getaffinity(0)
+    if core is not None and core not in cores:
+        raise JoinError(f"--core {core} is none of those this process may use: {sorted(cores)}")
+    host, _, port = tcp_endpoint(listen).removeprefix("tcp://").rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host.strip("[]"), int(port)), family=family).close()
+    except OSError as error:
+        raise JoinError(f"cannot listen on {listen}: {error.strerror or error}") from None
+
+
 def join_ring(
     bridge: str,
     listen: str,
@@ -190,6 +208,7 @@ def join_ring(
         JoinError: The bridge refused or is not there, or the stage died too often.
     """
     secret, bridge_key = parse_token(token)
+    check_place(listen, core)
     config = StageConfig(
         control=tcp_endpoint(bridge),
         secret=secret,

@@ -2,12 +2,14 @@
 
 import re
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
 import httpx
 import pytest
 
+from kvasir_rt.join import RingKeys
 from tests.e2e.serving import END_S, command, environment, start, stop, wait_for
 from tests.rt.tiny_models import TinyModel, write_tiny_model
 
@@ -59,3 +61,24 @@ def test_a_stage_with_a_wrong_token_or_none_is_told(tiny: Path, tmp_path: Path) 
         assert "token" in errors
         assert "Traceback" not in errors
         assert not token or token not in errors
+
+
+def test_a_place_where_no_stage_can_be_is_told_before_the_ring_hears_of_it(tiny: Path) -> None:
+    token = RingKeys.fresh().token
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        for options, words in (
+            (["--listen", address], f"cannot listen on {address}: Address already in use"),
+            (["--listen", "127.0.0.1:0", "--core", "4095"], "--core 4095 is none of those"),
+        ):
+            done = subprocess.run(
+                command("stage", "--join", "127.0.0.1:9", "--model", str(tiny), *options),
+                env=environment() | {"KVASIR_JOIN_TOKEN": token},
+                capture_output=True,
+                text=True,
+                timeout=END_S,
+                check=False,
+            )
+            assert done.returncode == 2
+            assert done.stderr.startswith(f"kvasir-rt: {words}")
+            assert len(done.stderr.splitlines()) == 1
