@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvasir_rt.cli import main
+from tests.rt.hub.hubs import running_hub
 
 HUB = "http://127.0.0.1:9"  # Nobody is asked.
 TOKEN = "a-service-token-of-24-ch"
@@ -50,6 +51,17 @@ def test_a_relay_refuses_credentials_that_are_of_no_use(
     capsys: pytest.CaptureFixture[str], given: tuple[str, ...], why: str
 ) -> None:
     assert why in refusal(capsys, "relay", "--hub", HUB, "--port", 0, *given)
+
+
+def test_a_relay_whose_token_the_hub_refuses_does_not_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVASIR_HUB_TOKEN", TOKEN)
+    with running_hub(tmp_path) as hub:
+        assert hub.token != TOKEN
+        assert "refuses the service token" in refusal(
+            capsys, "relay", "--hub", hub.url, "--port", 0
+        )
 
 
 @pytest.mark.parametrize(
