@@ -164,8 +164,8 @@ def digest_of(model: Path) -> str:
         return gguf.digest()
 
 
-def check_place(listen: str, core: int | None) -> None:
-    """Whether a stage can be here; the ring would have to hear of it otherwise.
+def place_of(listen: str, core: int | None) -> str:
+    """The endpoint of a stage that can be here; else the ring would have to hear that it cannot.
 
     Raises:
         JoinError: The address is taken or not this machine's, or the core is not to be used.
@@ -173,12 +173,14 @@ def check_place(listen: str, core: int | None) -> None:
     cores = os.sched_getaffinity(0)
     if core is not None and core not in cores:
         raise JoinError(f"--core {core} is none of those this process may use: {sorted(cores)}")
-    host, _, port = tcp_endpoint(listen).removeprefix("tcp://").rpartition(":")
+    endpoint = tcp_endpoint(listen)
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host.strip("[]"), int(port)), family=family).close()
     except OSError as error:
         raise JoinError(f"cannot listen on {listen}: {error.strerror or error}") from None
+    return endpoint
 
 
 def join_ring(
@@ -208,12 +210,11 @@ def join_ring(
         JoinError: The bridge refused or is not there, or the stage died too often.
     """
     secret, bridge_key = parse_token(token)
-    check_place(listen, core)
     config = StageConfig(
         control=tcp_endpoint(bridge),
         secret=secret,
         stage=None,
-        listen=tcp_endpoint(listen),
+        listen=place_of(listen, core),
         parent=os.getpid(),
         bridge_key=bridge_key,
         core=core,
