@@ -120,6 +120,7 @@ class Simulation:
             slo_tpot_s=scenario.slo.tpot_s,
             provenance=costs.provenance,
             cost_notes=tuple(costs.describe()),
+            notes=() if self.swarm is None else self.swarm.describe(end),
         )
         if isinstance(self._workload, ClosedLoop):  # It cuts prompts as it draws them.
             self._facts = replace(self._facts, clipped=self._workload.clipped)

@@ -30,6 +30,7 @@ from kvasir_rt.swarm.hub_http import HubError, HubHttp, HubRefused
 logger = logging.getLogger("kvasir.experts")
 
 REGISTER_AGAIN_S = 5.0  # After a failure.
+AGAIN_S_MAX = 3600.0  # Whatever lease a hub gives.
 
 BodyT = TypeVar("BodyT", bound=wire.Body)
 Told = MapFetched | MapFetchFailed | SlotsPolled | SlotsPollFailed
@@ -147,7 +148,7 @@ class HubLink:
                 reply = await self._ask(wire.CoordinatorReply, "POST", "/api/coordinators", body)
                 self._is_registered.set()
                 self._note("")
-                again_s = max(1.0, reply.lease_s / 3)
+                again_s = min(AGAIN_S_MAX, max(1.0, reply.lease_s / 3))
             except HubError as error:
                 self._note(str(error))
                 again_s = REGISTER_AGAIN_S

@@ -15,6 +15,7 @@ import httpx
 from kvasir_rt.swarm.hub_http import HubAway, HubError, HubRefused, check_status, read_bounded
 from kvasir_rt.swarm.protocol import DIGEST_HEADER
 from kvasir_rt.worker.hub_client import HubClient
+from kvasir_rt.worker.pause import heeded
 from kvasir_rt.worker.store import Note, SliceChanged, SliceName, SliceStore, StoreError
 
 SLICE_BYTES_MAX = 64 << 30
@@ -68,7 +69,7 @@ async def _fetch(
             elif refused.status not in (408, 416, 429, 500, 502, 503, 504):
                 raise FetchError(f"{name}: {refused}") from None
             problem = refused
-            pause_s = max(pause_s, refused.retry_after_s or 0.0)
+            pause_s = max(pause_s, heeded(refused.retry_after_s or 0.0))
         except SliceChanged as changed:  # A bad disk is tried once more, a bad hub not for ever.
             if isinstance(problem, FetchError):
                 raise

@@ -32,7 +32,7 @@ from kvasir_rt.worker.desk import Desk
 from kvasir_rt.worker.fetch import fetch
 from kvasir_rt.worker.hub_client import HubClient, OtherHub
 from kvasir_rt.worker.options import WorkerOptions, memory_of, numerics_of
-from kvasir_rt.worker.pause import LONG_S, Pause
+from kvasir_rt.worker.pause import LONG_S, Pause, heeded
 from kvasir_rt.worker.store import SliceName, SliceStore, StoreError
 
 logger = logging.getLogger("kvasir.worker")
@@ -136,7 +136,7 @@ class Worker:
                 if isinstance(answer, wire.Declined):
                     self._write_status("idle")
                     pause.reset()
-                    await asyncio.sleep(max(0.05, answer.retry_after_s))
+                    await asyncio.sleep(heeded(answer.retry_after_s))
                     continue
                 await self._take(answer)
                 pause.reset()
@@ -252,7 +252,7 @@ class Worker:
                     return False
                 self._claim = None
                 self._beat_at = time.monotonic()
-                self._heartbeat_s = min(3600.0, max(0.05, reply.heartbeat_s))
+                self._heartbeat_s = heeded(reply.heartbeat_s)
                 self._session = reply.relay_session
                 if self._channel is not None and self._session != self._dialled:
                     self._channel.end("the hub gave another generation")

@@ -11,7 +11,7 @@ Six things limit output tokens per second, each alone:
 - *workers*: each layer's experts of such a micro-batch read once, by all workers together as fast
   as they are, if every expert is everywhere.
 - *cores*: where stages and workers share them, all that they compute for such a micro-batch: with
-  its routed experts at the quickest worker or all in the stages, whichever is less.
+  its routed experts at the quickest worker or all in the stages, whichever is less, and the bridge.
 - *links*: its rows to and from workers over the stage's uplink, in as many slices as a layer has.
 
 Alone, the slowest stage also computes its routed experts, and all stages share the cores.
@@ -109,9 +109,11 @@ def peak_of(swarm: "Swarm", plan: Plan, costs: CostModel) -> Peak | None:
         tokens=width * share * NANOS_PER_SECOND,
         layers=layers,
         remote_ns=max(1, rest + calls),
-        ring_ns=ring_rest_ns + sum(swarm.work.layers) * call_ns,
+        ring_ns=ring_rest_ns + costs.turnaround_ns + sum(swarm.work.layers) * call_ns,
         local_ns=max(1, rest + swarm.work.all_local_ns(stage, rows)),
-        ring_local_ns=ring_rest_ns + sum(swarm.work.all_local_ns(each, rows) for each in numbers),
+        ring_local_ns=ring_rest_ns
+        + costs.turnaround_ns
+        + sum(swarm.work.all_local_ns(each, rows) for each in numbers),
         output=output,
     )
 

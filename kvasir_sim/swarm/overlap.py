@@ -89,6 +89,7 @@ class OverlapStage(Stage):
         self._experts = pipeline.experts
         self._overlap = pipeline.overlap
         self._cores = pipeline.cores
+        self._piece = 0  # The last one given to shared cores.
         self._on_spent = pipeline.on_spent
         self._held: list[Visit] = []
         self._done: list[Visit] = []
@@ -165,6 +166,8 @@ class OverlapStage(Stage):
         self._done.clear()
         self._ready.clear()
         self._computing = None
+        if self._cores is not None:
+            self._cores.drop(self._piece)
         super().clear(slots)
 
     def close(self, end: int) -> None:
@@ -220,7 +223,7 @@ class OverlapStage(Stage):
         self._computing = visit, then, self._env.now
         event = self._event
         if self._cores is not None:
-            self._cores.compute(piece_ns, partial(self._ended, event))
+            self._piece = self._cores.compute(piece_ns, partial(self._ended, event))
             return
         event.callbacks = event.mine
         self._env.schedule(event, NORMAL, piece_ns)

@@ -95,6 +95,11 @@ class SwarmRun:
             told = shell.told if shell.is_exhausted() else -1
             env.run(until=simpy.AnyOf(env, [shell.over, env.timeout(STUCK_NS)]))
 
+    def describe(self, end_ns: int) -> tuple[str, ...]:
+        """What a reader of the report must know besides."""
+        cores = self.swarm.cores
+        return () if cores is None else (cores.describe(end_ns),)
+
     def close(self, out: Path | None, end_ns: int, *, csv: bool) -> SwarmPart:
         """Check the cores in full, write the timeline, and say what the swarm was like."""
         self.timeline.look()

@@ -114,6 +114,25 @@ def test_workers_take_their_share_of_the_cores() -> None:
     assert crowded == pytest.approx(throughput(2, workers=[]), rel=0.05)
 
 
+def test_the_report_says_how_busy_the_shared_cores_were() -> None:
+    report = Run(scenario_of(section={"cores": 1}, workers=[])).report
+    (note,) = [note for note in report.notes if "core" in note]
+    assert note.startswith("stages, workers and bridge share 1 core, busy for ")
+    assert 90 <= int(note.partition("%")[0].split()[-1]) <= 100
+
+
+def test_a_piece_that_is_lost_takes_no_share_any_more() -> None:
+    env = Clock()
+    cores = Cores(env, 1)
+    ends: list[int] = []
+    lost = cores.compute(100, lambda: ends.append(-1))
+    cores.compute(100, lambda: ends.append(env.now))
+    after(env, 50, partial(cores.drop, lost))
+    env.run()
+    assert ends == [125]  # 25 beside the other one, 75 alone.
+    cores.drop(lost)
+
+
 class OneCore:
     """A ring whose second stage takes no time, and whose bridge computes on the same core."""
 
@@ -150,6 +169,20 @@ def test_what_the_bridge_had_in_hand_is_lost_with_the_epoch() -> None:
     after(ring.env, 12, ring.pipeline.clear)
     ring.env.run()
     assert ring.returned == []
+
+
+def test_what_a_stage_computed_is_lost_with_the_epoch() -> None:
+    ring = OneCore()
+    ring.give(0)
+    after(ring.env, 4, ring.pipeline.clear)
+
+
+    def again() -> None:
+        ring.give(1)
+
+    after(ring.env, 4, again)
+    ring.env.run()
+    assert ring.returned == [(1, 19)]
 
 
 def test_shared_cores_bound_what_can_be_had() -> None:
