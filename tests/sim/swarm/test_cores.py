@@ -176,7 +176,6 @@ def test_what_a_stage_computed_is_lost_with_the_epoch() -> None:
     ring.give(0)
     after(ring.env, 4, ring.pipeline.clear)
 
-
     def again() -> None:
         ring.give(1)
 
