@@ -19,7 +19,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, median, pstdev
+from statistics import mean, median
 from typing import Any
 
 import yaml
@@ -54,21 +54,21 @@ class Calls:
     """What the coordinators' logs tell of one run."""
 
     pair_s: float  # Of one routed pair, computed by the stage.
-    trip_s: float  # From sending one layer's rows to having the sums, the mean,
-    spread_s: float  # and its standard deviation.
+    trip_s: float  # From sending one layer's rows to having the sums, the mean.
     count: int
-    experts: float  # Of one call, on average.
+    pairs: float  # Of one call, on average,
+    experts: float  # and distinct experts.
 
 
 def measure_calls(events: Path, begin_ns: int, end_ns: int) -> Calls:
     """Of a window for the trips, of the run for what is computed here."""
     trips: list[int] = []
-    sizes: list[int] = []
+    sizes: list[tuple[int, int]] = []
     local_pairs = local_ns = 0
     for path in sorted(events.glob("coordinator-*.jsonl")):
         core = json.loads(path.with_name(path.name + ".core.json").read_text())
         state = Coordinator(SwarmPolicy(**core["policy"]), random.Random(core["seed"]))
-        sent: dict[tuple[Any, ...], tuple[int, int]] = {}
+        sent: dict[tuple[Any, ...], tuple[int, tuple[int, int]]] = {}
         with path.open(encoding="utf-8") as lines:
             for event, now, decisions in replay(state, lines, COORDINATOR_EVENTS):
                 if isinstance(event, StageMeasured):
@@ -81,13 +81,14 @@ def measure_calls(events: Path, begin_ns: int, end_ns: int) -> Calls:
                         sizes.append(found[1])
                 for order in decisions:
                     if isinstance(order, Dispatch) and not order.is_trial:
-                        sent[order.call, order.part, order.worker] = now, len(order.shares)
+                        size = sum(share.pairs for share in order.shares), len(order.shares)
+                        sent[order.call, order.part, order.worker] = now, size
     return Calls(
         pair_s=local_ns / max(1, local_pairs) / NANOS_PER_SECOND,
         trip_s=mean(trips) / NANOS_PER_SECOND,
-        spread_s=pstdev(trips) / NANOS_PER_SECOND,
         count=len(trips),
-        experts=mean(sizes),
+        pairs=mean(pairs for pairs, _ in sizes),
+        experts=mean(experts for _, experts in sizes),
     )
 
 
