@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from kvasir_rt.swarm.cli_values import name_of, origin_of, relay_of
 from kvasir_scenario.option_numbers import SEED_MAX, Whole
 
 if TYPE_CHECKING:
-    from kvasir_rt.hub.dials import Origin
     from kvasir_rt.scenario_swarm import HubAccess
     from kvasir_rt.serve_experts import ExpertOptions
 
@@ -89,24 +89,15 @@ def read_expert_options(given: dict[str, Any]) -> "ExpertOptions | None":
             raise click.UsageError(f"--{said.replace('_', '-')} needs --hub URL")
         return None
     from kvasir_rt.hub.cli import make_policy
-    from kvasir_rt.hub.dials import parse_relay
     from kvasir_rt.serve_experts import ExpertOptions
-    from kvasir_rt.swarm.protocol import NAME_RULE, is_name
 
-    relay, model = given["relay"], given["hub_model"]
-    try:
-        relay = None if relay is None else parse_relay(relay)
-    except ValueError as error:
-        raise click.UsageError(f"--relay: {error}") from None
-    if model is not None and not is_name(model):
-        raise click.UsageError(f"--hub-model is {model[:80]!r}; a name has {NAME_RULE}")
     slots_url = given["slots_url"]
     return ExpertOptions(
-        hub=_origin("--hub", given["hub"]),
-        relay=relay,
+        hub=origin_of("--hub", given["hub"]),
+        relay=relay_of(given["relay"]),
         service_token=read_service_token(given["hub_token_file"]),
-        model=model,
-        slots_url=None if slots_url is None else _origin("--slots-url", slots_url),
+        model=name_of("--hub-model", given["hub_model"]),
+        slots_url=None if slots_url is None else origin_of("--slots-url", slots_url),
         overlap=given["experts_overlap"] or 2,
         dtype=given["experts_dtype"],
         policy=make_policy(
@@ -133,7 +124,7 @@ def read_access(hub: str | None, token_file: Path | None) -> "HubAccess | None":
         return None
     from kvasir_rt.scenario_swarm import HubAccess
 
-    origin = _origin("--hub", hub)
+    origin = origin_of("--hub", hub)
     if not origin.is_loopback:
         raise click.UsageError(
             f"--hub {origin}: a scenario's slots are shown at loopback only, so its hub must run "
@@ -150,12 +141,3 @@ def read_service_token(path: Path | None) -> str:
     if path is None:
         return find_service_token(default_state())
     return read_secret_file(path, TOKEN_BYTES_MAX)
-
-
-def _origin(option: str, text: str) -> "Origin":
-    from kvasir_rt.hub.dials import parse_origin
-
-    try:
-        return parse_origin(text)
-    except ValueError as error:
-        raise click.UsageError(f"{option}: {error}") from None

@@ -9,6 +9,7 @@ import click
 
 from kvasir_core.swarm.defaults import SwarmPolicy
 from kvasir_core.units import nanos
+from kvasir_rt.swarm.cli_values import origin_of
 from kvasir_scenario.option_numbers import SEED_MAX, Whole
 
 REPLICAS_MAX = 1_000_000  # More nodes than any swarm has.
@@ -89,7 +90,7 @@ def command(**given: Any) -> None:
         state=given["state"] or default_state(),
         database=given["database"],
         models=tuple(_model(text) for text in given["models"]),
-        allowed=frozenset(_origin(text) for text in given["allowed"]),
+        allowed=frozenset(origin_of("--allow-coordinator", text) for text in given["allowed"]),
         policy=make_policy(
             tuple(given["settings"]),
             faster=given["faster"],
@@ -159,15 +160,6 @@ def _model(text: str) -> tuple[str, Path]:
     if not is_name(name) or not path:
         raise click.UsageError(f"--model {text[:200]!r} must be NAME=FILE; a name has {NAME_RULE}")
     return name, Path(path)
-
-
-def _origin(text: str) -> Any:
-    from kvasir_rt.hub.dials import parse_origin
-
-    try:
-        return parse_origin(text)
-    except ValueError as error:
-        raise click.UsageError(f"--allow-coordinator: {error}") from None
 
 
 def _size(text: str) -> int:

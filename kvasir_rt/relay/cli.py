@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from kvasir_rt.swarm.cli_values import origin_of
 from kvasir_scenario.option_numbers import Whole
 
 
@@ -42,15 +43,11 @@ def command(**given: Any) -> None:
     from kvasir_rt import logs
     from kvasir_rt.bridge.server import listen
     from kvasir_rt.hub.command import TOKEN_BYTES_MAX, default_state, find_service_token
-    from kvasir_rt.hub.dials import parse_origin
     from kvasir_rt.relay.server import run_relay
     from kvasir_rt.swarm.identity import read_secret_file
 
     logs.configure(level=given["log_level"], form=given["log_form"])
-    try:
-        hub = parse_origin(given["hub"])
-    except ValueError as error:
-        raise click.UsageError(f"--hub: {error}") from None
+    hub = origin_of("--hub", given["hub"])
     nats = given["nats"]
     if nats is not None and not nats.startswith(("nats://", "tls://")):
         raise click.UsageError(f"--relay is {nats[:80]!r}; it must be nats://HOST:PORT")

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from kvasir_rt.swarm.cli_values import name_of, origin_of, relay_of
 from kvasir_scenario.digits import whole_number
 from kvasir_scenario.option_numbers import SECONDS_MAX, THREADS_MAX, Number, Whole
 
@@ -84,27 +85,15 @@ def command(**given: Any) -> None:
     Opens outgoing connections only. SIGTERM leaves in order, a second one at once.
     """
     from kvasir_rt import logs
-    from kvasir_rt.hub.dials import parse_origin, parse_relay
     from kvasir_rt.swarm.identity import read_secret_file
-    from kvasir_rt.swarm.protocol import NAME_RULE, is_name
     from kvasir_rt.worker.command import default_store, run_worker
     from kvasir_rt.worker.options import WorkerOptions
 
     logs.configure(level=given["log_level"], form=given["log_form"])
-    try:
-        hub = str(parse_origin(given["hub"]))
-    except ValueError as error:
-        raise click.UsageError(f"--hub: {error}") from None
-    relay, model, token_file = given["relay"], given["model"], given["join_token_file"]
-    try:
-        relay = None if relay is None else parse_relay(relay)
-    except ValueError as error:
-        raise click.UsageError(f"--relay: {error}") from None
-    if model is not None and not is_name(model):
-        raise click.UsageError(f"--model is {model[:80]!r}; a name has {NAME_RULE}")
+    token_file = given["join_token_file"]
     options = WorkerOptions(
-        hub=hub,
-        relay=relay,
+        hub=str(origin_of("--hub", given["hub"])),
+        relay=relay_of(given["relay"]),
         store=given["store"] or default_store(),
         store_bytes=given["store_bytes"],
         experts_max=given["max_experts"],
@@ -112,7 +101,7 @@ def command(**given: Any) -> None:
         device=given["device"],
         dtype=given["dtype"],
         threads=given["threads"],
-        model=model,
+        model=name_of("--model", given["model"]),
         join_token=None if token_file is None else read_secret_file(token_file, 1024),
         drain_s=given["drain_s"],
         quiet_s=given["quiet_s"],

@@ -143,7 +143,7 @@ class Carrier:
         if trip.is_awaited:
             visit = trip.call.visit
             visit.awaited -= 1
-            visit.ready_at = max(visit.ready_at, trip.end_at + trip.stalled_ns)
+            self.accept(trip)
             visit.stage.resume(visit)
 
     @staticmethod
